@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from learning import Outcome, in_processor_seconds, outcome, sampled_score, tables, write_between
+from learning import Outcome, convert_to_processor_time, outcome, sampled_score, tables, write_between
 
 from ippo_cli.compose.load import config_dir, from_yaml, load_config
 from ippo_cli.config.checks import check_config
@@ -139,7 +139,7 @@ def main() -> int:
     places = {name: place for place, name in enumerate(TASKS)}
     if not record.outcomes:
         raise SystemExit(f"{record.file} has no runs; the table remains as it is")
-    outcomes = [in_processor_seconds(one) for one in record.outcomes.values()]
+    outcomes = [convert_to_processor_time(one) for one in record.outcomes.values()]
     outcomes.sort(key=lambda one: (one.variant, places[one.task], one.seed))
     done = [result for result in outcomes if result.error is None]
     from curves import draw  # needs matplotlib; nothing else here does

@@ -27,7 +27,7 @@ from threading import Lock
 
 import numpy as np
 from algorithms import EVERY_RUN, QUICK, ROOT, Job, finished_run, run, with_common_arguments
-from learning import Outcome, in_processor_seconds, sampled_score, score_after, write_between
+from learning import Outcome, convert_to_processor_time, sampled_score, score_after, write_between
 from record import Record
 from reliable import Scores, bootstrap, interquartile_mean, probability_of_improvement
 
@@ -220,7 +220,7 @@ def _in_cpu_seconds(result: Outcome, before: Outcome) -> Outcome:
     """The outcome with processor seconds in its curve, and with samples and seconds of the training before it."""
     if result.error is not None:
         return result
-    result, before = in_processor_seconds(result), in_processor_seconds(before)
+    result, before = convert_to_processor_time(result), convert_to_processor_time(before)
     samples, seconds = (before.curve[-1].samples, before.curve[-1].seconds) if before.curve else (0, 0.0)
     curve = [replace(one, samples=one.samples + samples, seconds=one.seconds + seconds) for one in result.curve]
     return replace(result, curve=curve)

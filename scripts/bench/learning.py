@@ -97,7 +97,7 @@ def outcome(
     )
 
 
-def in_processor_seconds(result: Outcome) -> Outcome:
+def convert_to_processor_time(result: Outcome) -> Outcome:
     """Return the outcome with processor time in its curve, which other work on the machine changes less than wall time.
 
     A run that an interrupted benchmark finished has an unknown processor time, and is returned unchanged.

@@ -235,12 +235,12 @@ def _recorded(runs: Sequence[Run], algorithms: Sequence[str], tasks: Sequence[st
 
 
 def _gap(runs: Sequence[Run], name: str, other: str, tasks: Sequence[str], key: str) -> str:
-    text = _signed((1, -1), *_both(runs, name, other, tasks, key))
+    text = _format_sum((1, -1), *_both(runs, name, other, tasks, key))
     return text if key == "last" else f"({text})"
 
 
 def _growth(runs: Sequence[Run], name: str, other: str, long: Sequence[str], short: Sequence[str]) -> str:
-    return _signed(GROWTH, *_both(runs, name, other, long), *_both(runs, name, other, short))
+    return _format_sum(GROWTH, *_both(runs, name, other, long), *_both(runs, name, other, short))
 
 
 def _both(runs: Sequence[Run], name: str, other: str, tasks: Sequence[str], key: str = "last") -> list[Scores]:
@@ -250,7 +250,7 @@ def _both(runs: Sequence[Run], name: str, other: str, tasks: Sequence[str], key:
     return [matrix(common, one, tasks, key) for one in (name, other)]
 
 
-def _signed(signs: Sequence[int], *samples: Scores) -> str:
+def _format_sum(signs: Sequence[int], *samples: Scores) -> str:
     """Format a sum of means with signs, and its interval."""
     point = sum(sign * float(one.mean()) for sign, one in zip(signs, samples, strict=True))
     if min(map(len, samples)) < 2:

@@ -204,12 +204,10 @@ class Rollout:
     length: Tensor  # [B] int64: response columns in use, observations after the last action token included
     logprobs: Tensor  # [B, R] float32, tempered and unfiltered: the denominator of the ratio
     behavior_logprobs: Tensor  # [B, R] float32, of the filtered sampling distribution; the same tensor without filters
-    finished: Tensor  # [B] bool: whether the agent terminated by itself; False means truncated
+    finished: Tensor  # [B] bool: whether the agent terminated; False means truncated
     texts: list[str]  # B
     detached: list[list[DetachedTurn]] = field(default_factory=list)  # B, by column; default: no row has any
-    cut_turns: list[list[int]] = field(
-        default_factory=list
-    )  # B: turns with a response that a token limit ended; as above
+    cut_turns: list[list[int]] = field(default_factory=list)  # B: turns with a response that a token limit ended
 
     def __post_init__(self) -> None:
         if not self.detached:

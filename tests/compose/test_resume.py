@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ippo_cli.compose.configured import load_run_config
 from ippo_cli.compose.load import compose_node, iter_leaves, load_config, resolve_config, to_yaml
 from ippo_cli.compose.resume import config_changes, resolve_resume
 from ippo_cli.config.errors import ResumeError
@@ -129,8 +130,12 @@ def test_resume_keeps_the_checkpoint_that_a_run_as_warm_start_meant(run: MakeRun
     critics = [agent.critic for agent in load_config(arguments).task.agents.values()]
     kept = [str(checkpoints / "step_00000001" / name / "critic") for name in ("low", "high")]
     assert sorted(critic.warm_start for critic in critics) == sorted(kept)  # type: ignore[attr-defined]
+    assert load_run_config(folder, str(folder), []).task.agents["low"].critic.warm_start in kept  # type: ignore[attr-defined]
     arguments, _ = resolve_resume([f"resume={folder}", "critic.warm_start=null"])
     assert load_config(arguments).task.agents["low"].critic.warm_start is None  # type: ignore[attr-defined]
+    for name in ("low", "high"):  # as by a limit of kept checkpoints: the weights are in the run's own ones
+        (checkpoints / "step_00000001" / name / "critic").rmdir()
+    assert resolve_resume([f"resume={folder}"]) == (typed, folder)
 
 
 def test_warm_start_with_frozen_parameters_cannot_change(run: MakeRun) -> None:

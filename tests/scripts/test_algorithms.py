@@ -106,13 +106,13 @@ def test_equal_time_is_that_of_the_fastest_algorithm() -> None:
 
 
 def test_curves_are_in_processor_time() -> None:
-    from learning import Outcome, Point, in_processor_seconds
+    from learning import Outcome, Point, convert_to_processor_time
 
     curve = [Point(samples=8, seconds=20.0, score=1.0, held_out=True)]
     run = Outcome(task="t", variant="a/c", seed=0, overrides=(), wall_seconds=30.0, cpu_seconds=15.0, curve=curve)
-    assert in_processor_seconds(run).curve[0].seconds == 10.0
+    assert convert_to_processor_time(run).curve[0].seconds == 10.0
     run.cpu_seconds = 0.0  # unknown
-    assert in_processor_seconds(run).curve[0].seconds == 20.0
+    assert convert_to_processor_time(run).curve[0].seconds == 20.0
 
 
 def test_failed_training_is_in_its_table_cell() -> None:

@@ -38,6 +38,7 @@ def test_values_start_in_the_middle_and_learn(tmp_path: Path, critic: str) -> No
     first, last = rows(run)[1], rows(run)[-1]
     assert first[f"{name}/targets/value"] == pytest.approx(0.5, abs=1e-5)  # a zero head: all bins alike
     assert last[f"{name}/value/loss"] < first[f"{name}/value/loss"] <= math.log(11) + 1e-3
+    assert first[f"{name}/value/clamped_fraction"] == 0.0
     distances = [abs(row[f"{name}/targets/value"] - row[f"{name}/targets/return"]) for row in (first, last)]
     assert distances[1] < 0.7 * distances[0]
 
@@ -93,15 +94,16 @@ def test_saved_critic_has_its_bins(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bins_of_normalised_returns_need_normalisation(tmp_path: Path) -> None:
-    run = train(tmp_path, *BINS, *SHORT, "critic.popart_beta=0.9")
+@pytest.mark.parametrize("critic", [(), ("critic=value_head",), ("actor=tiny_lora", "critic=adapter")])
+def test_bins_of_normalised_returns_need_normalisation(tmp_path: Path, critic: tuple[str, ...]) -> None:
+    run = train(tmp_path, *BINS, *SHORT, *critic, "critic.popart_beta=0.9")
     checkpoint = newest_intact_checkpoint(run / "checkpoints")
     assert checkpoint is not None
     (folder,) = checkpoint.glob("*/critic")
     same_range = ("critic.value_min=-5", "critic.value_max=5", f"critic.warm_start={folder}")
     with (
         pytest.raises(PreflightError, match=r"its bins are of returns normalised by critic\.popart_beta"),
-        a_trainer(tmp_path, *BINS, *SHORT, *same_range),
+        a_trainer(tmp_path, *BINS, *SHORT, *critic, *same_range),
     ):
         pass
 

@@ -25,7 +25,9 @@ from small import (
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.runs.records import RunRecord
 from ippo_cli.sweeps.summary import read_metric_name
+from ippo_cli.training.experience import HeldOutEpisodes
 from ippo_cli.training.process import run_training
+from ippo_cli.training.trainer import Trainer
 
 FIT = ("mode=critic", "algorithm=ppo", "critic.learning_rate=2e-3")
 ERROR, EXPLAINED = "eval/sampled/low/value_error", "eval/sampled/explained_variance"
@@ -52,13 +54,18 @@ def test_policies_keep_their_weights_and_critics_learn(tmp_path: Path, critic: s
     assert json.loads((folder / "run.json").read_text())["evaluation"]["last"]["score"] == measured[-1][EXPLAINED]
 
 
+def evaluate_critics(trainer: Trainer) -> tuple[dict[str, float], HeldOutEpisodes]:
+    """The metrics of a trainer's critics, and the held-out episodes."""
+    evaluator = trainer.critic_evaluator
+    assert evaluator is not None
+    metrics = evaluator.evaluate(trainer.state).metrics
+    assert evaluator.held_out is not None
+    return metrics, evaluator.held_out
+
+
 def test_values_are_measured_against_sums_of_later_rewards(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *FIT, "algorithm.gae_lambda=0.5") as trainer:
-        evaluator = trainer.critic_evaluator
-        assert evaluator is not None
-        found = evaluator.evaluate(trainer.state).metrics
-        held_out = evaluator.held_out
-        assert held_out is not None
+        found, held_out = evaluate_critics(trainer)
         # The zero head gives values of 0, and the score is the return of every token.
         rollout, score = held_out.rollouts["low"], held_out.raw_scores.numbers["low"].sum(dim=1)
         squares = (score.square()[:, None] * rollout.response_mask).sum() / rollout.response_mask.sum()
@@ -67,10 +74,10 @@ def test_values_are_measured_against_sums_of_later_rewards(tmp_path: Path) -> No
         assert found["sampled/low/score"] == pytest.approx(float(score.mean()), rel=1e-5)
         with torch.no_grad():  # values that are the mean score explain nothing, and have a smaller error
             trainer.state.team["low"].critic.engine.module.value_head.out.bias.fill_(float(score.mean()))
-        moved = evaluator.evaluate(trainer.state).metrics
+        moved, again = evaluate_critics(trainer)
         assert moved["sampled/low/value_error"] < found["sampled/low/value_error"]
         assert moved["sampled/explained_variance"] == pytest.approx(0.0, abs=1e-5)
-        assert evaluator.held_out is held_out
+        assert again is held_out
 
 
 def test_truncated_rows_are_left_out_where_their_returns_hold_values(tmp_path: Path) -> None:
@@ -78,11 +85,7 @@ def test_truncated_rows_are_left_out_where_their_returns_hold_values(tmp_path: P
     with a_trainer(tmp_path, *FIT, *short) as trainer:
         with torch.no_grad():
             trainer.state.team["low"].critic.engine.module.value_head.out.bias.fill_(7.0)
-        evaluator = trainer.critic_evaluator
-        assert evaluator is not None
-        found = evaluator.evaluate(trainer.state).metrics
-        held_out = evaluator.held_out
-        assert held_out is not None
+        found, held_out = evaluate_critics(trainer)
         rollout, score = held_out.rollouts["low"], held_out.raw_scores.numbers["low"].sum(dim=1)
         assert 0 < rollout.finished.sum() < len(score)
         counted = rollout.response_mask & rollout.finished[:, None]

@@ -15,6 +15,7 @@ from ippo_cli.agents.references import FrozenWeights, get_shared_base, make_lear
 from ippo_cli.algorithms.objectives import ValueObjective
 from ippo_cli.algorithms.return_moments import ReturnMoments
 from ippo_cli.config.batch_sizes import critic_mini_batch_size
+from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.model_args import unquantized_args
 from ippo_cli.config.schema import (
     AdapterCriticConfig,
@@ -28,9 +29,17 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import ensemble_names, policy_by_agent
 from ippo_cli.models.actor import DTYPES
-from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, configured_head_keys, hidden_width
+from ippo_cli.models.critic import (
+    ValueHead,
+    ValueHeadConfig,
+    ValueModel,
+    check_head_shape,
+    configured_head_keys,
+    head_keys,
+    hidden_width,
+)
 from ippo_cli.models.freezing import freeze_parameters
-from ippo_cli.models.load import checkpoint_activations
+from ippo_cli.models.load import UnusableModel, checkpoint_activations
 from ippo_cli.models.packing import enable_packing
 from ippo_cli.tasks.task import response_budgets
 
@@ -61,6 +70,10 @@ def build_critic(
             on_base.load_saved(saved)
         elif critic.warm_start is not None:
             on_base.load(Path(critic.warm_start), "critic.warm_start")
+            try:
+                check_head_shape(head_keys(on_base.value_head.config), critic)
+            except UnusableModel as error:
+                raise PreflightError(f"critic.warm_start={critic.warm_start}: {error}") from error
         return on_base
     assert isinstance(critic, SeparateCriticConfig)
     if saved is not None:

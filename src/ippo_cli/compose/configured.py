@@ -88,13 +88,13 @@ def parse_bool_key(own: dict[str, str], key: str, default: bool) -> bool:
 
 def load_run_config(folder: Path, run: str, overrides: list[str], *, data: bool = True) -> Config:
     """Load a run's configuration with additional overrides; `data=False` does not check the data's hub access."""
-    from ippo_cli.compose.resume import check_unchanged_config, saved_overrides
+    from ippo_cli.compose.resume import check_unchanged_config, overrides_with_weights
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.runs.input_files import changed_input_warnings, input_files
 
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"run={run}", "is not a run", "use a run's folder such as outputs/NAME/DATE-ID")
-    saved = saved_overrides(folder)
+    saved = overrides_with_weights(folder, overrides)
     config = compose_checked([*saved, *overrides], overrides, of_model=False, data=data)
     check_unchanged_config(folder, saved, overrides)
     for line in changed_input_warnings(folder, input_files(config, data=data), ("task.", "reward.")):

@@ -40,34 +40,38 @@ def resolve_resume(argv: Sequence[str]) -> tuple[list[str], Path | None]:
     folder = _find_resumable_run(wanted, typed_now)
     if folder is None:
         return typed_now, None
-    saved = saved_overrides(folder)
+    saved = overrides_with_weights(folder, typed_now)
     combined = merge_search_paths([*(text for text in saved if text not in typed_now), *typed_now])
-    leaves = _compose_leaves(combined)
-    if more := _keep_weight_folders(folder, leaves, typed_now):
-        combined = [*combined, *more]
-        leaves = _compose_leaves(combined)
-    check_resume_config(folder, leaves, typed_now)
+    check_resume_config(folder, _compose_leaves(combined), typed_now)
     return combined, folder
 
 
-def _keep_weight_folders(folder: Path, now: Mapping[str, object], typed_now: Sequence[str]) -> list[str]:
-    """Overrides with the folders that runs as `critic.warm_start` and `actor.reference` meant when the run began: the
-    best checkpoint of such a run may be another one by now.
+def overrides_with_weights(folder: Path, typed_now: Sequence[str]) -> list[str]:
+    """The saved overrides of a run, and the folders that runs as `critic.warm_start` and `actor.reference` meant.
+
+    The best checkpoint of such a run may be another one by now. Removed folders are left out, and all of them if
+    `typed_now` has such a key.
     """
-    return [
-        quote_override(f"{key}={before}")
-        for key, before, after in _differences(folder, now)
-        if key.startswith("task.agents.")
-        and key.endswith((WARM_START, REFERENCE))
-        and not any(text.partition("=")[0].endswith((WARM_START, REFERENCE)) for text in typed_now)
-        and (run := _run_of_weights(before)) is not None
-        and run == _run_of_weights(after)
+    saved = saved_overrides(folder)
+    if any(text.partition("=")[0].endswith((WARM_START, REFERENCE)) for text in typed_now):
+        return saved
+    before = {
+        key: Path(str(value))
+        for key, value in iter_leaves(saved_config(folder))
+        if key.startswith("task.agents.") and key.endswith((WARM_START, REFERENCE)) and _run_of_weights(value)
+    }
+    now = _compose_leaves(saved) if before else {}
+    moved = [
+        quote_override(f"{key}={weights}")
+        for key, weights in before.items()
+        if now[key] != str(weights) and _run_of_weights(now[key]) == _run_of_weights(weights) and weights.is_dir()
     ]
+    return [*saved, *moved]
 
 
 def _run_of_weights(folder: object) -> Path | None:
     """The run of a folder `RUN/checkpoints/step_N/AGENT/actor` or `.../critic`."""
-    parents = Path(folder).parents if isinstance(folder, str) else ()
+    parents = Path(folder).parents if isinstance(folder, str | Path) else ()
     return parents[3] if len(parents) > 3 and parents[2].name == "checkpoints" else None
 
 

@@ -97,15 +97,14 @@ def _check_answer_substitution(config: Config) -> None:
             reason = f"with task.protocol={task.protocol} task.num_turns={task.num_turns} later turns may depend on it"
         if has_tools:
             reason = "with tools of an agent later turns may depend on it"
+        single_turn = ", or task.protocol=parallel task.num_turns=1" + (" without tools" if has_tools else "")
         replays = "reward.credit_assignment=difference, which replays the episode"
         if method is CreditAssignment.counterfactual:
             replays = f"reward.credit_alternatives=2, which samples alternatives and replays the episode, or {replays}"
         raise ConfigError(
             setting,
             f"replaces one response of an episode and keeps all others, and {reason}",
-            f"use {replays}"
-            + (", or task.protocol=parallel task.num_turns=1" if isinstance(task, ConversationConfig) else "")
-            + (" without tools" if has_tools else ""),
+            f"use {replays}" + (single_turn if isinstance(task, ConversationConfig) else ""),
         )
     if method is CreditAssignment.counterfactual and config.rollout.num_generations < 2:
         raise ConfigError(

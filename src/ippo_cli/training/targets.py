@@ -321,8 +321,8 @@ class Algorithm:
             return score
         assert config.truncation_penalty is not None
         share = torch.zeros_like(score)
-        for row, turns in enumerate(rollout.cut_turns):
-            share[row, turns] = 1.0
+        rows = [row for row, turns in enumerate(rollout.cut_turns) for _ in turns]
+        share[rows, [turn for turns in rollout.cut_turns for turn in turns]] = 1.0
         if config.truncation is Truncation.soft_penalty:
             assert config.truncation_ramp is not None
             limit = self.token_limits[agent]
