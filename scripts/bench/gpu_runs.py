@@ -35,6 +35,7 @@ COMMON = (
     "evaluation.every=0",
     "evaluation.greedy=false",
     "checkpoint.every=0",
+    "checkpoint.optimizer=false",  # else 16 bytes per parameter and model, written for minutes at the end
     "tracker.console=plain",
     "tracker.tensorboard=false",
 )

@@ -524,6 +524,7 @@ def test_too_small_disk_is_rejected_before_training(tmp_path: Path, capsys: pyte
     with pytest.raises(PreflightError, match="up to 3 checkpoints exist at once") as raised:
         made.check_disk_space(int(free / 2.5), 100)
     assert raised.value.exit_code == 3
+    assert "save less often than checkpoint.every=5, or save no optimizer states" in str(raised.value)
     made.check_disk_space(int(free / 2.5), 10)
     assert capsys.readouterr().out.count("the best checkpoint may not fit") == 1
     made.check_disk_space(int(free / 4.5), 100)
@@ -531,6 +532,14 @@ def test_too_small_disk_is_rejected_before_training(tmp_path: Path, capsys: pyte
     made.save(state(1))
     made.save(state(2))
     made.check_disk_space(int(free / 2.5), 100)
+
+
+def test_disk_too_small_for_the_last_checkpoint_has_remedies_that_help(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path, every=0, best=False, every_seconds=None)
+    with pytest.raises(PreflightError, match="up to 1 checkpoint exists at once; free disk space") as raised:
+        made.check_disk_space(shutil.disk_usage(tmp_path).free * 2, 100)
+    assert "checkpoint.optimizer=false" in str(raised.value)
+    assert "less often" not in str(raised.value)  # checkpoint.every=0 saves once, at the end
 
 
 def test_possibly_too_small_disk_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

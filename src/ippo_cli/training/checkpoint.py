@@ -130,9 +130,14 @@ class CheckpointManager:
         free = shutil.disk_usage(self.folder).free
         message = f"{self.folder}: a checkpoint needs about {_format_mib(size)}, {_format_mib(free)} are free, and"
         if free < most * size:
+            remedies = ["free disk space", "use another output_dir="]
+            if most > 1:
+                remedies.append(f"save less often than checkpoint.every={every}")
+            if self.config.optimizer:
+                remedies.append("save no optimizer states with checkpoint.optimizer=false")
             raise PreflightError(
-                f"{message} up to {most} checkpoints exist at once; free disk space, use another output_dir=, or save "
-                f"less often than checkpoint.every={every}"
+                f"{message} up to {most} checkpoint{'s exist' if most > 1 else ' exists'} at once; "
+                f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
             )
         if self.config.every_seconds is not None and free < (by_time := max_checkpoints(num_iterations)) * size:
             print_warning(
