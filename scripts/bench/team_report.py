@@ -12,6 +12,7 @@ from reliable import Scores, bootstrap, interquartile_mean, probability_of_impro
 from team_games import ALGORITHMS, TASKS, Kind
 
 REFERENCE = "ippo_clipped"
+SOLVED = 0.9  # normalized score of a solved task
 GROWTH = (1, -1, -1, 1)  # the difference on long tasks minus that on short ones
 # Tasks for the claim of arXiv 2601.21972, by number of turns and time of the reward.
 HORIZONS: Mapping[str, tuple[str, ...]] = {
@@ -49,7 +50,7 @@ class Run:
     seed: int
     score: float  # the last held-out score, not normalized
     curve: list[float]  # normalized held-out scores at equal distances, from the first to the last
-    seconds: float
+    seconds: float  # processor time of the training
 
     @property
     def last(self) -> float:
@@ -123,17 +124,28 @@ def _scores(runs: Sequence[Run]) -> list[str]:
     names = [name for name in ALGORITHMS if any(run.algorithm == name for run in runs)]
     lines = [
         "Held-out scores after training, normalized (0: random play, 1: optimal play): mean over seeds (lowest to "
-        "highest), or the score of a single seed. Only recorded tasks are listed.",
+        "highest), or the score of a single seed. Only recorded tasks are listed. The last column is the processor "
+        "time of a run of the best algorithm, in seconds.",
         "",
-        "| task | " + " | ".join(f"`{name}`" for name in names) + " |",
-        "|---|" + "---|" * len(names),
+        "| task | " + " | ".join(f"`{name}`" for name in names) + " | best, seconds |",
+        "|---|" + "---|" * (len(names) + 1),
     ]
+    best_scores = []
     for task in TASKS:
-        of = {name: [run.last for run in runs if (run.task, run.algorithm) == (task, name)] for name in names}
-        if any(of.values()):
-            lines.append(f"| `{task}` | " + " | ".join(_spread(scores) for scores in of.values()) + " |")
-    times = [fmean(run.seconds for run in runs if run.algorithm == name) for name in names]
-    return [*lines, "| seconds per run | " + " | ".join(f"{seconds:.0f}" for seconds in times) + " |"]
+        found = {name: [run for run in runs if (run.task, run.algorithm) == (task, name)] for name in names}
+        if not any(found.values()):
+            continue
+        means = {name: fmean(run.last for run in own) for name, own in found.items() if own}
+        best = max(means, key=means.__getitem__)
+        best_scores.append(means[best])
+        cells = [_spread([run.last for run in own]) for own in found.values()]
+        lines.append(f"| `{task}` | {' | '.join(cells)} | {fmean(run.seconds for run in found[best]):.0f} |")
+    solved = sum(score >= SOLVED for score in best_scores)
+    return [
+        *lines,
+        "",
+        f"The best algorithm has a mean of at least {SOLVED:g} on {solved} of {len(best_scores)} tasks.",
+    ]
 
 
 def _spread(scores: Sequence[float]) -> str:

@@ -267,7 +267,7 @@ def test_tables_have_scores_aggregates_and_growth() -> None:
         for seed in (0, 1)
     ]
     text = "\n".join(tables(runs))
-    assert "| `copy_1` | 0.55 (0.50 to 0.60) | 0.55 (0.50 to 0.60) | 0.65 (0.60 to 0.70) |" in text
+    assert "| `copy_1` | 0.55 (0.50 to 0.60) | 0.55 (0.50 to 0.60) | 0.65 (0.60 to 0.70) | 40 |" in text
     line = next(line for line in text.splitlines() if "`comlrl_cc` minus `comlrl_iac`" in line)
     cells = [cell.strip() for cell in line.split("|")[2:-1]]
     assert cells[0].startswith("+0.10 [")
@@ -275,6 +275,13 @@ def test_tables_have_scores_aggregates_and_growth() -> None:
     assert cells[5].endswith(")"), "means over training are in parentheses"
     assert cells[-1].startswith("+0.50 [")
     assert cells[1:5] == [""] * 4, "cells without runs are empty"
+
+
+def test_solved_tasks_are_counted_by_the_mean_of_their_best_algorithm() -> None:
+    runs = [make_run("copy_1", "ippo_clipped", seed, last) for seed, last in ((0, 0.85), (1, 0.99))]
+    runs += [make_run("copy_3", "ippo_clipped", seed, last) for seed, last in ((0, 0.75), (1, 0.99))]
+    runs += [make_run("copy_3", "grpo", 0, 0.3), make_run("meet", "grpo", 0, 0.95)]
+    assert "The best algorithm has a mean of at least 0.9 on 2 of 3 tasks." in tables(runs)
 
 
 def test_critics_are_compared_on_common_seeds() -> None:
