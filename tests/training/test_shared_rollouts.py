@@ -68,6 +68,15 @@ def test_rows_have_author_and_reader_logprobs(tmp_path: Path) -> None:
             assert torch.allclose(shared.logprobs[mask], again[mask], atol=1e-5)
 
 
+def test_each_adapter_of_a_shared_base_reads_the_rows_of_the_other(tmp_path: Path) -> None:
+    keys = ("task.agents.second.actor.num_layers=1", "actor=tiny_lora", "team=shared_base", "num_iterations=2")
+    first, second = rows(train(tmp_path, *HACPO, *keys, "actor.learning_rate=1e-2"))[1:]
+    for name in ("first", "second"):
+        assert first[f"{name}/shared/ratio"] == pytest.approx(1, abs=1e-6), "adapters start equal"
+        assert second[f"{name}/shared/ratio"] != pytest.approx(1, abs=1e-6)
+        assert second[f"{name}/policy/ratio_first_step_deviation"] < 1e-5
+
+
 def test_group_advantages_and_weights_by_hand(tmp_path: Path) -> None:
     recent = {"first": [0.2, 0.4], "second": [0.1]}
     with a_trainer(tmp_path, *HACPO, "algorithm.cross_agent.clip_range=0.9") as trainer:
