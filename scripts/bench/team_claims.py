@@ -175,6 +175,14 @@ NORMALISATION = (
     "reward.agent_weight=1",
     "rollout.num_generations=4",
 )
+CREDIT_KINDS = (
+    "none",
+    "critic",
+    "difference",
+    "leave_out",
+    "counterfactual",
+    "counterfactual, 2 alternatives",
+)
 CHECKPOINTS = {  # at each fifth of the run
     "kuhn": ("checkpoint.every=16", "checkpoint.keep=10"),
     "duel": ("checkpoint.every=8", "checkpoint.keep=10"),
@@ -238,7 +246,7 @@ TABLES: dict[str, Table] = {
         about=(
             "Expected (C3, [2603.06859](https://arxiv.org/abs/2603.06859)): credit from alternatives in the "
             "same state ranks turns better than the return. Spearman correlation with exact credit Q - V "
-            "after 8 buffers among the answers to one prompt, and (`_all`) among all turns, where the return also "
+            "after 8 buffers among the answers to one prompt, and among all turns, where the return also "
             "lacks a baseline; constant credit counts as 0; mean over both agents "
             "([kinds](evaluation.md#credit-of-turns))."
         ),
@@ -251,6 +259,11 @@ TABLES: dict[str, Table] = {
             )
         },
         measure=measure_credit,
+        columns={
+            kind + suffix: f"`{kind}`{where}"
+            for kind in CREDIT_KINDS
+            for suffix, where in (("", ""), ("_all", ", all turns"))
+        },
     ),
     "normalisation": Table(
         title="Normalisation by agent or team",
