@@ -47,11 +47,24 @@ def test_sampled_references_agree_with_exact_ones(run: Path) -> None:
     errors = torch.tensor([sampled[key]["standard_error"] for key in own])
     assert float(distances.square().sum()) < 1.6 * float(errors.square().sum())
     assert all(exact[key]["standard_error"] == 0 for key in own)
-    kinds = {"none", "difference", "counterfactual, 2 alternatives", "critic"}
+    kinds = {"none", "group", "difference", "counterfactual, 2 alternatives", "critic"}
     assert all(set(by_kind) == kinds for by_kind in record["agents"].values())
     receiver = record["agents"]["receiver"]["none"]["rank_correlation"]
     assert receiver["low"] <= receiver["value"] <= receiver["high"]
     assert receiver["value"] > 0.3
+
+
+@pytest.mark.slow
+def test_group_credit_is_the_score_minus_the_mean_of_the_prompt(run: Path) -> None:
+    _, rows = report(run, SAMPLED)
+    scores = {key[2]: row["credit"] for key, row in rows.items() if key[:2] == ("receiver", "none")}
+    own = {key[2]: row["credit"] for key, row in rows.items() if key[:2] == ("receiver", "group")}
+    assert len(own) == 32
+    for episode, credit in own.items():
+        first = episode // 4 * 4  # episodes of a prompt have consecutive numbers
+        mean = sum(scores[number] for number in range(first, first + 4)) / 4
+        assert credit == pytest.approx(scores[episode] - mean, abs=1e-6)
+    assert len({credit for credit in own.values() if credit != 0}) > 1
 
 
 @pytest.mark.slow

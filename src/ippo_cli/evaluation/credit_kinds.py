@@ -15,7 +15,7 @@ from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment
 from ippo_cli.evaluation.credit_references import turn_returns
 from ippo_cli.evaluation.report_session import ReportSession
-from ippo_cli.formulas import score_to_go
+from ippo_cli.formulas import group_normalized, score_to_go
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import compute_raw_scores, process_scores
 from ippo_cli.rollout.rows import build_rollout
@@ -23,6 +23,7 @@ from ippo_cli.training.credit import EpisodeReplays, compute_credit_baselines
 from ippo_cli.types import Experience
 
 CRITIC = "critic"
+GROUP = "group"
 
 
 def credit_variants(config: Config, settings: CreditReportSettings) -> dict[str, Config]:
@@ -70,6 +71,8 @@ def compute_credits(
         method = config.reward.credit_assignment
         if method is CreditAssignment.none:
             yield name, {agent: turn_returns(session, session.episodes, agent) for agent in trained}
+            if settings.responses > 1:
+                yield GROUP, {agent: _group_advantages(session, agent, settings.responses) for agent in trained}
             continue
         baselines = compute_credit_baselines(config, 0, session.reward, replays, trained)[method]
         gamma = 1.0 if config.algorithm.gamma is None else config.algorithm.gamma
@@ -84,6 +87,22 @@ def compute_credits(
     is_comparable = reward.credit_assignment is CreditAssignment.none and not reward.processor
     if agents_with_values(session.config) and is_comparable:  # processors change the unit of values
         yield CRITIC, _critic_advantages(session, replays)
+
+
+def _group_advantages(session: ReportSession, agent: str, group_size: int) -> Tensor:
+    """Score of each episode minus the mean of its prompt's episodes, for all turns of the agent; NaN where unknown.
+
+    As `advantage=group` without division by the standard deviation; that of `leave_one_out` has equal ranks.
+    """
+    raw = compute_raw_scores(
+        session.reward, session.episodes, reward_weights(session.config), [agent], session.config.reward
+    )
+    numbers, valid = raw.numbers[agent].double(), ~raw.failed[agent]
+    prompts = torch.arange(len(numbers)) // group_size
+    usable = valid & (torch.bincount(prompts[valid], minlength=len(prompts))[prompts] > 1)
+    advantages = torch.full((len(numbers),), math.nan, dtype=torch.float64)
+    advantages[usable] = group_normalized(numbers.sum(dim=1)[usable], prompts[usable], scale_by_std=False)
+    return advantages[:, None].expand_as(numbers)
 
 
 def _critic_advantages(session: ReportSession, replays: EpisodeReplays) -> Mapping[str, Tensor]:

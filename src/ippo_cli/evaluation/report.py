@@ -92,13 +92,14 @@ def _attribution_rows(record: Mapping[str, Any]) -> Rows:
 
 
 def _exploitability_rows(record: Mapping[str, Any]) -> Rows:
-    """One row per agent, and one of the sum, NashConv."""
+    """One row per agent, one of the sum, NashConv, and one per player with an Elo rating, in the column `score`."""
     found = record["exploitability"]
     rows = [["agent", "score", "response", "gain", "low", "high"]]
     for agent, own in found["gains"].items():
         rows.append([agent, *(format_number(own[column]) for column in ("value", "response", "gain", "low", "high"))])
     total = (found["nash_conv"], found["low"], found["high"])
-    return [*rows, ["nash_conv", "", "", *map(format_number, total)]]
+    ratings = [[f"elo/{player}", format_number(elo), "", "", "", ""] for player, elo in record["ratings"].items()]
+    return [*rows, ["nash_conv", "", "", *map(format_number, total)], *ratings]
 
 
 def _credit_rows(record: Mapping[str, Any]) -> Rows:
