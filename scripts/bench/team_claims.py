@@ -84,15 +84,15 @@ def measure_cross_play(training: Training) -> Values:
 
 
 def measure_credit(training: Training) -> Values:
-    """Return the rank correlation of each kind of credit with exact credit among turns of one prompt, and (`_all`)
-    among all turns, the mean over agents; credit that is equal for all of an agent's turns counts as 0."""
-    # Answers outside of the 16 most probable tokens are left out: all others are enumerated.
-    keys = ("credit=true", "credit_reference=exact", "credit_prompts=32", "rollout.top_k=16")
-    agents = evaluate([training.folder], "credit-*.json", *keys)["agents"]
+    """Return the rank correlation of each kind of credit with reference credit among turns of one prompt, and (`_all`)
+    among all turns, corrected for the noise of sampled references: the mean over agents. Credit that is equal for all
+    of an agent's turns counts as 0."""
+    keys = CREDIT_REFERENCES[training.outcome.task]
+    agents = evaluate([training.folder], "credit-*.json", "credit=true", *keys)["agents"]
     found: defaultdict[str, list[float]] = defaultdict(list)
     for kinds in agents.values():
         for kind, numbers in kinds.items():
-            for suffix, key in (("", "rank_correlation_within"), ("_all", "rank_correlation")):
+            for suffix, key in (("", "rank_correlation_within_corrected"), ("_all", "rank_correlation_corrected")):
                 value = numbers[key]["value"]
                 found[kind + suffix].append(float("nan") if value is None else value)
     return {kind: fmean(values) for kind, values in found.items()}
@@ -175,8 +175,18 @@ NORMALISATION = (
     "reward.agent_weight=1",
     "rollout.num_generations=4",
 )
+# Exact references leave out answers that are not among the most probable tokens: all others are enumerated.
+ONE_TURN = ("credit_reference=exact", "credit_prompts=32", "rollout.top_k=16")
+CREDIT_REFERENCES = {
+    "signalling": ONE_TURN,
+    "copy_1_all": ONE_TURN,
+    "sorting": ONE_TURN,
+    "meet": ("credit_reference=exact", "credit_prompts=8", "rollout.top_k=3"),  # three moves
+    "copy_3_end": ("credit_prompts=16", "credit_continuations=16"),
+}
 CREDIT_KINDS = (
     "none",
+    "group",
     "critic",
     "difference",
     "leave_out",
@@ -244,21 +254,23 @@ TABLES: dict[str, Table] = {
     "credit": Table(
         title="Credit fidelity",
         about=(
-            "Expected (C3, [2603.06859](https://arxiv.org/abs/2603.06859)): credit from alternatives in the "
-            "same state ranks turns better than the return. Spearman correlation with exact credit Q - V "
-            "after 8 buffers among the answers to one prompt, and among all turns, where the return also "
-            "lacks a baseline; constant credit counts as 0; mean over both agents "
-            "([kinds](evaluation.md#credit-of-turns))."
+            "Expected (C3, [2603.06859](https://arxiv.org/abs/2603.06859)): credit from alternatives in the same state "
+            "ranks turns better than the return. Spearman correlation with the credit Q - V after 8 buffers, among the "
+            "answers to one prompt and among all turns; constant credit counts as 0; mean over both agents "
+            "([kinds](evaluation.md#credit-of-turns)). Q and V are exact in tasks of one turn and in `meet`, here with "
+            "three turns; in `copy_3_end` they are means of 16 continuations, and correlations are corrected for their "
+            "noise."
         ),
-        tasks=("signalling", "copy_1_all", "sorting"),
+        tasks=tuple(CREDIT_REFERENCES),
         variants={
             "early": Variant(
                 about="after 8 buffers",
                 overrides=("num_iterations=8",),
-                by_task={"sorting": ONE_LETTER_EACH},
+                by_task={"sorting": ONE_LETTER_EACH, "meet": ("task.environment_args.turns=3",)},
             )
         },
         measure=measure_credit,
+        version=2,
         columns={
             kind + suffix: f"`{kind}`{where}"
             for kind in CREDIT_KINDS

@@ -164,7 +164,7 @@ def _measure(one: Measurement, trainer: Trainer, record: Measurements) -> str | 
         return None
     try:
         values = table.measure(trainer.train(task, variant, table.variants[variant], seed))
-    except (RuntimeError, subprocess.CalledProcessError) as error:
+    except (RuntimeError, ValueError, LookupError, subprocess.CalledProcessError) as error:
         return f"{name} {task} {variant} {seed}: {error}"
     record.add(name, job, values)
     shown = " ".join(f"{key} {value:.3f}" for key, value in values.items())

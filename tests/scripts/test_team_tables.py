@@ -25,7 +25,9 @@ from team_games import Bounds  # noqa: E402
 
 def make_training(table: str, variant: str, *points: tuple[int, float]) -> Training:
     curve = [Point(samples=samples, seconds=0.0, score=score, held_out=True) for samples, score in points]
-    outcome = Outcome(task="task", variant=variant, seed=0, overrides=(), last=curve[-1].score, curve=curve)
+    outcome = Outcome(
+        task=TABLES[table].tasks[0], variant=variant, seed=0, overrides=(), last=curve[-1].score, curve=curve
+    )
 
     def fail() -> Training:
         raise AssertionError
@@ -66,13 +68,14 @@ def test_cross_play_compares_with_self_play_of_one_run(monkeypatch: pytest.Monke
 
 def test_credit_is_averaged_over_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     def kind(within: float | None, across: float) -> dict[str, Any]:
-        return {"none": {"rank_correlation_within": {"value": within}, "rank_correlation": {"value": across}}}
+        values = {"rank_correlation_within_corrected": within, "rank_correlation_corrected": across}
+        return {"none": {name: {"value": value} for name, value in values.items()}}
 
     agents = {"first": kind(0.2, 0.5), "second": kind(0.4, 0.7)}
     monkeypatch.setattr(team_claims, "evaluate", lambda *_: {"agents": agents})
     training = make_training("credit", "early", (0, 0.0))
     assert team_claims.measure_credit(training) == pytest.approx({"none": 0.3, "none_all": 0.6})
-    agents["second"] = kind(None, 0.7)  # all credits of an agent are equal: no mean over both
+    agents["second"] = kind(None, 0.7)  # references of an agent are equal: no mean over both
     found = team_claims.measure_credit(training)
     assert math.isnan(found["none"])
     assert found["none_all"] == pytest.approx(0.6)
