@@ -223,9 +223,9 @@ TABLES: dict[str, Table] = {
         about=(
             "Expected (MAPoRL, [2502.18439](https://arxiv.org/abs/2502.18439)): training all agents together "
             "is better than training one beside a frozen one. Here a frozen agent gives random valid answers, so one "
-            "trained agent cannot exceed .5 with `copy_1` and chance with the others, and with both frozen the score remains that "
-            "of random play, 0: the table says how much of the gain needs both, not whether a capable partner should "
-            "be trained too."
+            "trained agent cannot exceed .5 with `copy_1` and chance with the others, and with both frozen the score "
+            "remains that of random play, 0: the table says how much of the gain needs both, not whether a capable "
+            "partner should be trained too."
         ),
         tasks=("signalling", "copy_1", "convention"),
         variants={
