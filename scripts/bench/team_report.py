@@ -50,7 +50,7 @@ class Run:
     seed: int
     score: float  # the last held-out score, not normalized
     curve: list[float]  # normalized held-out scores at equal distances, from the first to the last
-    seconds: float  # processor time of the training
+    seconds: float | None  # processor time of the training; None if it was not measured
 
     @property
     def last(self) -> float:
@@ -139,7 +139,8 @@ def _scores(runs: Sequence[Run]) -> list[str]:
         best = max(means, key=means.__getitem__)
         best_scores.append(means[best])
         cells = [_spread([run.last for run in own]) for own in found.values()]
-        lines.append(f"| `{task}` | {' | '.join(cells)} | {fmean(run.seconds for run in found[best]):.0f} |")
+        seconds = [run.seconds for run in found[best] if run.seconds is not None]
+        lines.append(f"| `{task}` | {' | '.join(cells)} | {f'{fmean(seconds):.0f}' if seconds else ''} |")
     solved = sum(score >= SOLVED for score in best_scores)
     return [
         *lines,

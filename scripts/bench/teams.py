@@ -163,7 +163,7 @@ def _normalised(result: Outcome) -> Run:
         seed=result.seed,
         score=result.last,
         curve=[bounds.normalised(point.score) for point in points],
-        seconds=result.cpu_seconds or result.wall_seconds,
+        seconds=result.cpu_seconds or None,
     )
 
 
