@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 from ippo_cli.config.schema import Config, ConversationConfig
 from ippo_cli.tasks.task import max_turns_by_agent
+
+FIXED_LENGTH = ("parallel", "sequential", "dialogue")  # protocols in which messages do not decide who acts
 
 
 def alternatives_cost(config: Config) -> str:
@@ -12,35 +17,107 @@ def alternatives_cost(config: Config) -> str:
     assert count is not None
     trained = [name for name, agent in task.agents.items() if not agent.frozen]
     limits = {name: limit for name, limit in max_turns_by_agent(task).items() if limit is not None}
+    each = config.reward.credit_turns
     rest = "turns with unchanged prompts are reused"
     if len(limits) < len(task.agents):
-        each = "" if config.reward.credit_turns is None else f" (at most {config.reward.credit_turns})"
-        return (
-            f"counterfactual: {count} more episodes are replayed and scored for each turn{each} of {len(trained)} "
-            f"agents in {size} episodes; {rest}"
-        )
-    measured = {name: min(limits[name], config.reward.credit_turns or limits[name]) for name in trained}
-    turns = sum(measured.values())
-    tokens = sum(_max_tokens(config, limits, name, turn) for name in trained for turn in range(measured[name]))
-    has_fixed_length = isinstance(task, ConversationConfig) and all(
-        agent.tools is None for agent in task.agents.values()
+        if each is None:
+            return (
+                f"counterfactual: {count} more episodes are replayed and scored for each turn of {len(trained)} "
+                f"agents in {size} episodes; {rest}"
+            )
+        turns, tokens = each * len(trained), ""
+    else:
+        costs = _EpisodeCost(config, limits).token_bounds(trained)
+        turns, tokens = len(costs), f", and at most {size * count * sum(costs)} tokens are sampled"
+    has_fixed_length = (
+        isinstance(task, ConversationConfig)
+        and task.protocol in FIXED_LENGTH
+        and all(agent.tools is None for agent in task.agents.values())
     )
     bound = "" if has_fixed_length else "at most "
     return (
         f"counterfactual: {bound}{size * count * turns} more episodes are replayed and scored "
-        f"({size} x {turns} turns x {count} alternatives), and at most {size * count * tokens} tokens are "
-        f"sampled; {rest}"
+        f"({size} x {turns} turns x {count} alternatives){tokens}; {rest}"
     )
 
 
-def _max_tokens(config: Config, limits: dict[str, int], agent: str, turn: int) -> int:
-    """The largest number of tokens from a turn of an agent on, those of other agents in the same step excluded."""
-    agents, task = list(config.task.agents), config.task
-    total = 0
-    for place, name in enumerate(agents):
-        follows = name == agent or not isinstance(task, ConversationConfig)
-        if isinstance(task, ConversationConfig) and task.protocol != "parallel":
-            follows = place >= agents.index(agent)
-        turns = limits[name] - turn if follows else limits[name] - turn - 1
-        total += max(0, turns) * task.agents[name].rollout.max_new_tokens
-    return total
+@dataclass(frozen=True)
+class _EpisodeCost:
+    """Bounds of the tokens that an alternative to a turn samples: of the turn, and of all turns after its step."""
+
+    config: Config
+    limits: dict[str, int]  # turns of each agent, with those that call tools
+
+    def token_bounds(self, trained: list[str]) -> list[int]:
+        """A bound for each turn that may be measured in an episode."""
+        most = self.config.reward.credit_turns
+        # Later turns have no larger bounds, and which turns are measured is random.
+        turns = {name: min(self._most_turns(name), most or self.limits[name]) for name in trained}
+        bounds = {name: [self._bound_tokens(name, turn) for turn in range(turns[name])] for name in trained}
+        if not self._is_calls:
+            return [bound for name in trained for bound in bounds[name]]
+        called = sorted((bound for name in trained if name != self._caller for bound in bounds[name]), reverse=True)
+        shared = (self._answers - 1) * max(self._turns_per_answer(name) for name in self._called)
+        return [*bounds.get(self._caller, []), *called[:shared]]
+
+    def _bound_tokens(self, agent: str, turn: int) -> int:
+        task = self.config.task
+        rest = {agent: self._most_turns(agent) - turn}
+        if not isinstance(task, ConversationConfig):
+            # An environment may let the others act only now, as often as the task allows.
+            rest |= {name: limit for name, limit in self.limits.items() if name != agent}
+            return sum(turns * self._tokens_per_turn(name) for name, turns in rest.items())
+        names, each = list(task.agents), self._turns_per_answer(agent)
+        answered = turn // each  # an agent with tools has given at least this many answers before
+        if self._is_calls:
+            return self._bound_call_tokens(agent, turn, answered)
+        for place, name in enumerate(names):
+            if name == agent:
+                continue
+            turns = (self._answers - answered) * self._turns_per_answer(name)
+            if task.protocol == "parallel":
+                turns -= 1  # its first turn of the round is in the step of the agent's, or before it
+            elif place < names.index(agent):
+                turns -= self._turns_per_answer(name)
+            rest[name] = turns
+        return sum(turns * self._tokens_per_turn(name) for name, turns in rest.items())
+
+    def _bound_call_tokens(self, agent: str, turn: int, answered: int) -> int:
+        """Every message of the caller but its last one is followed by the answer of one called agent."""
+        per_answer = {name: self._turns_per_answer(name) * self._tokens_per_turn(name) for name in self.limits}
+        costliest = max(per_answer[name] for name in self._called)
+        left = self._answers - 1 - answered  # messages of the caller after this one
+        if agent == self._caller:
+            own = self.limits[agent] - turn
+            return own * self._tokens_per_turn(agent) + left * costliest
+        own = (answered + 1) * self._turns_per_answer(agent) - turn  # of the present answer
+        return own * self._tokens_per_turn(agent) + left * per_answer[self._caller] + (left - 1) * costliest
+
+    @cached_property
+    def _is_calls(self) -> bool:
+        return isinstance(self.config.task, ConversationConfig) and self.config.task.protocol == "calls"
+
+    @property
+    def _caller(self) -> str:
+        return next(iter(self.limits))
+
+    @property
+    def _called(self) -> list[str]:
+        return list(self.limits)[1:]
+
+    @property
+    def _answers(self) -> int:
+        """The most answers that an agent gives in a conversation."""
+        assert isinstance(self.config.task, ConversationConfig)
+        return self.config.task.num_turns
+
+    def _most_turns(self, name: str) -> int:
+        is_called = self._is_calls and name != self._caller
+        return self.limits[name] - (self._turns_per_answer(name) if is_called else 0)
+
+    def _turns_per_answer(self, name: str) -> int:
+        agent = self.config.task.agents[name]
+        return 1 if agent.tools is None else 1 + agent.max_tool_calls
+
+    def _tokens_per_turn(self, name: str) -> int:
+        return self.config.task.agents[name].rollout.max_new_tokens
