@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small import small_config, train
 
+from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.evaluation.attribution import attribute_gain, mixture
+from ippo_cli.evaluation.attribution import attribute, attribute_gain, mixture
 from ippo_cli.evaluation.evaluate_run import evaluate_run
 from ippo_cli.evaluation.report import render_report
+from ippo_cli.training.evaluate import Evaluation
 
 FAST = (
     "evaluation.every=0",
@@ -27,6 +30,37 @@ def test_mixtures_number_coalitions_by_bits() -> None:
     agents, members = ["a", "b", "c"], ["a", "c"]
     found = [mixture(agents, members, coalition) for coalition in range(4)]
     assert found == [(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1)]
+
+
+def evaluation(**scores: list[float]) -> Evaluation:
+    values = {f"sampled/{name}/score": torch.tensor(own, dtype=torch.float64) for name, own in scores.items()}
+    return Evaluation(metrics={}, samples=[], episode_values=values, generations={"sampled": 1}, failed_counts={})
+
+
+def test_agent_without_a_turn_has_a_score_of_0(tmp_path: Path) -> None:
+    nan = float("nan")
+    untrained = evaluation(low=[0.0] * 4, high=[nan] * 4)
+    calling = evaluation(low=[1.0, 2.0, 3.0, 4.0], high=[1.0, nan, 3.0, 0.5])
+    agents, pairings = ["low", "high"], [(0, 0), (1, 0), (0, 1), (1, 1)]
+    found = dict(zip(pairings, [untrained, calling] * 2, strict=True))
+    config, _ = small_config(tmp_path, "task.primary_metric=sampled/score")
+    low, high = attribute(agents, agents, pairings, found, config)
+    assert (low.metric, high.metric) == ("sampled/low/score", "sampled/high/score")
+    assert low.rows == high.rows == 4
+    assert low.shares["low"].shapley == pytest.approx(2.5)
+    assert (high.baseline, high.score) == (0.0, pytest.approx(4.5 / 4))
+    assert high.shares["low"].shapley == pytest.approx(4.5 / 4), "it calls"
+    assert high.shares["high"].shapley == 0.0
+
+
+def test_rows_without_any_score_in_one_mixture_are_excluded(tmp_path: Path) -> None:
+    nan = float("nan")
+    mixtures = [evaluation(low=[0.0, nan], high=[1.0, nan]), evaluation(low=[1.0, 7.0], high=[2.0, 8.0])]
+    config, _ = small_config(tmp_path, "task.primary_metric=sampled/score")
+    found = dict(zip([(0, 0), (1, 0)], mixtures, strict=True))
+    low, high = attribute(["low", "high"], ["low"], list(found), found, config)
+    assert (low.rows, high.rows) == (1, 1)
+    assert low.shares["low"].shapley == high.shares["low"].shapley == pytest.approx(1.0)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +105,38 @@ def test_agent_without_influence_on_the_reward_has_zero(run: Path) -> None:
     (found,) = record_of(attribute_gain(config, run, "2", "1", keys))["attribution"]
     assert found["shares"]["high"] == {"shapley": 0.0, "low": 0.0, "high": 0.0, "alone": 0.0, "removed": 0.0}
     assert found["shares"]["low"]["shapley"] == pytest.approx(found["score"] - found["baseline"])
+
+
+@pytest.mark.slow
+def test_agent_with_empty_responses_has_zero(tmp_path: Path) -> None:
+    reward = tmp_path / "lengths.py"
+    reward.write_text(
+        "def reward(examples, responses):\n"
+        "    team = [sum(map(len, texts)) + 10.0 * bool(texts[1]) for texts in zip(*responses.values())]\n"
+        "    return {'team': team, 'parts': {'written': [float(bool(text)) for text in responses['high']]}}\n"
+    )
+    keys = normalize_arguments(
+        [
+            "+task.agents={third:{template:'{letters}|',answer:'{low}'}}",
+            "reward=function",
+            f"reward.function={reward}:reward",
+            "task.primary_metric=sampled/score",
+            "task.agents.high.warm_start_answer=''",
+            "actor.warm_start_steps=30",
+            "task.agents.high.rollout.top_k=1",  # its likeliest response is the end
+            "task.agents.high.actor.learning_rate=1e-5",  # and stays so
+        ]
+    )
+    run = train(tmp_path, *FAST, *keys)
+    config, _ = small_config(tmp_path, *FAST, *keys)
+    written = record_of(attribute_gain(config, run, "latest", "initial", []))
+    (found,) = written["attribution"]
+    assert list(found["shares"]) == ["low", "high", "third"]
+    assert {team["metrics"]["sampled/written"] for team in written["teams"]} == {0.0}
+    assert found["shares"]["high"] == {"shapley": 0.0, "low": 0.0, "high": 0.0, "alone": 0.0, "removed": 0.0}
+    gain = found["score"] - found["baseline"]
+    assert gain != 0
+    assert found["shares"]["low"]["shapley"] + found["shares"]["third"]["shapley"] == pytest.approx(gain)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ippo_cli.config.errors import ConfigError
@@ -22,7 +21,7 @@ from ippo_cli.evaluation.evaluate_run import (
     result_file_name,
     write_record,
 )
-from ippo_cli.evaluation.mixed_teams import Origin, Pairing, check_memory, score_metrics, score_pairings
+from ippo_cli.evaluation.mixed_teams import Origin, Pairing, check_memory, own_scores, score_metrics, score_pairings
 from ippo_cli.formulas import shapley_values
 from ippo_cli.formulas.estimates import bootstrap_interval
 from ippo_cli.reporting.console import Console
@@ -51,7 +50,7 @@ class Attribution:
     metric: str
     baseline: float
     score: float
-    rows: int  # held-out rows that have this score in every mixture
+    rows: int  # held-out rows that have a score in every mixture
     shares: dict[str, Share]
 
 
@@ -149,16 +148,18 @@ def attribute(
     `pairings`: the mixture of each coalition, in order.
     """
     rows = [row_values(found[pairing]) for pairing in pairings]
-    metrics = dict.fromkeys(score_metrics(agents, rows, config.task.primary_metric).values())
+    metrics = list(dict.fromkeys(score_metrics(agents, rows, config.task.primary_metric).values()))
+    # Whether an agent acts may depend on the mixture, so rows without a turn of it belong to its gain.
+    scores = own_scores(metrics, rows)
     return [
-        _attribute_score(metric, members, torch.stack([values[metric] for values in rows]), config.evaluation.seed)
-        for metric in metrics
+        _attribute_score(metric, members, scores[:, place], config.evaluation.seed)
+        for place, metric in enumerate(metrics)
     ]
 
 
 def _attribute_score(metric: str, members: Sequence[str], scores: Tensor, seed: int) -> Attribution:
-    """`scores`: of each coalition and row, `[2^n, rows]`; rows without a score in any coalition are excluded."""
-    scores = scores[:, torch.isfinite(scores).all(dim=0)].double()
+    """`scores`: of each coalition and row, `[2^n, rows]`."""
+    scores = scores.double()
     values, means = shapley_values(scores), scores.mean(dim=1).tolist()
     whole = len(scores) - 1
     shares: dict[str, Share] = {}
