@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from small import a_trainer, experience_of, rows, stopped_and_resumed, stopping_reward, train, train_on_two_ranks
+from test_calls import CALLS
 
 from ippo_cli.rewards.score import compute_raw_scores
 from ippo_cli.rollout.alternatives import AlternativeGenerator
@@ -102,6 +103,23 @@ def test_advantage_of_turn_is_return_minus_mean_of_replays(
             by_token = expected.gather(1, rollout.turn.clamp(min=0))
             torch.testing.assert_close(targets[name].advantages[mask], by_token[mask], atol=1e-5, rtol=1e-5)
             assert bool(scores.measured.all())
+
+
+def test_credit_of_calls_includes_the_turns_that_they_cause(tmp_path: Path) -> None:
+    keys = [*SHORT, *PLAIN, *CALLS, *turn_reward(tmp_path), *COUNTERFACTUAL]
+    with a_trainer(tmp_path, *keys) as trainer:
+        experience = experience_of(trainer)
+        numbers = [len(episode.turns) for episode in experience.episodes]
+        assert {1, 5} <= set(numbers), "episodes without a call, and with the most calls"
+        for name in ("low", "high"):
+            scores = experience.scores[name]
+            for row, expected in enumerate(reference_credit(trainer, experience, name, 1.0)):
+                found = scores.credit["counterfactual"][row]
+                assert scores.measured[row].tolist() == [turn < len(expected) for turn in range(len(found))]
+                torch.testing.assert_close(found[: len(expected)], torch.tensor(expected))
+            assert bool(scores.credit["counterfactual"].nan_to_num().any())
+        targets, _ = trainer.state.algorithm.compute_targets(trainer.state.team, experience)
+        assert all(bool(own.advantages.isfinite().all()) for own in targets.values())
 
 
 def test_selected_turns_only_are_trained(tmp_path: Path) -> None:
