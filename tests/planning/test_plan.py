@@ -8,9 +8,9 @@ import runpy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from folders import SEVEN_B, weightless_folder
 from small import small_config
 
 from ippo_cli.compose.load import build_config, compose_node, resolve_config, to_yaml
@@ -19,7 +19,6 @@ from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError, IppoError, PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.schema import Config
-from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.planning.fit import sharding_options
 from ippo_cli.planning.memory import GIB
 from ippo_cli.planning.model_memory import MemoryEstimate
@@ -41,33 +40,12 @@ from ippo_cli.runs.folder import reserve_folder, write_start_files
 from ippo_cli.tasks.task import load_task
 from ippo_cli.training.process import run_training
 
-SEVEN_B = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": False,
-    "dtype": "bfloat16",
-}
 HUGE = SEVEN_B | {
     "hidden_size": 32768,
     "intermediate_size": 131072,
     "num_hidden_layers": 4,
     "num_attention_heads": 32,
 }
-
-
-def model_folder(root: Path, shape: dict[str, Any]) -> Path:
-    """A model's configuration and tokenizer, without weights."""
-    folder = root / "model"
-    character_tokenizer([chr(code) for code in range(32, 127)]).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(shape))
-    return folder
 
 
 def jsonl_overrides(root: Path, model: Path, *more: str) -> list[str]:
@@ -193,7 +171,7 @@ def test_cuda_without_gpu_is_rejected_as_in_training(tmp_path) -> None:
 
 
 def test_too_large_model_is_rejected_before_loading(tmp_path, capsys) -> None:
-    overrides = jsonl_overrides(tmp_path, model_folder(tmp_path, HUGE))
+    overrides = jsonl_overrides(tmp_path, weightless_folder(tmp_path, HUGE))
     plain = resolve_config(compose_node(overrides))
     error = both_refuse(tmp_path, build_config(plain), overrides, to_yaml(plain))
     assert error.exit_code == 3
@@ -204,7 +182,7 @@ def test_too_large_model_is_rejected_before_loading(tmp_path, capsys) -> None:
 def test_plan_7b_model_on_8_ranks(tmp_path, capsys) -> None:
     config = jsonl_config(
         tmp_path,
-        model_folder(tmp_path, SEVEN_B),
+        weightless_folder(tmp_path, SEVEN_B),
         "launch.processes=8",
         "critic=none",
         "algorithm=grpo",
@@ -315,7 +293,7 @@ def test_longrope_warns_about_long_rows(tmp_path) -> None:
         "rope_parameters": rotation | {"original_max_position_embeddings": 64},
         "pad_token_id": 0,
     }
-    folder = model_folder(tmp_path, shape)
+    folder = weightless_folder(tmp_path, shape)
     long, cut, short = (
         jsonl_config(tmp_path, folder, *keys)
         for keys in (
@@ -332,14 +310,14 @@ def test_longrope_warns_about_long_rows(tmp_path) -> None:
 
 
 def test_shared_references_count_once(tmp_path) -> None:
-    alone = jsonl_config(tmp_path, model_folder(tmp_path, SEVEN_B), "algorithm.kl.reward.coef=0.1")
+    alone = jsonl_config(tmp_path, weightless_folder(tmp_path, SEVEN_B), "algorithm.kl.reward.coef=0.1")
     _, memory = needs(alone)
     assert [frozen.weight_bytes for frozen in memory.frozen] == [2 * 7_615_616_512]
 
 
 def test_stage_3_shards_references(tmp_path) -> None:
     keys = ["algorithm.kl.reward.coef=0.1", "launch.processes=8", "deepspeed.persistence_threshold=0"]
-    folder = model_folder(tmp_path, SEVEN_B)
+    folder = weightless_folder(tmp_path, SEVEN_B)
     stages = [jsonl_config(tmp_path, folder, *keys, f"deepspeed=zero{stage}") for stage in (2, 3)]
     (_, two), (_, three) = (needs(config, ranks=8) for config in stages)
     assert [frozen.weight_bytes for frozen in two.frozen] == [2 * 7_615_616_512]
@@ -442,7 +420,7 @@ def cluster_config(root: Path, *more: str) -> Config:
     """A 7B actor and a critic of the same size, planned for eight devices of 79 GiB on another machine."""
     keys = ["mode=plan", "plan=h100", "algorithm=ppo", "critic=separate", "rollout.max_new_tokens=1024"]
     keys += ["algorithm.mini_batch_size=32", "rollout.decode_batch_size=16", *more]
-    config = build_config(resolve_config(compose_node(jsonl_overrides(root, model_folder(root, SEVEN_B), *keys))))
+    config = build_config(resolve_config(compose_node(jsonl_overrides(root, weightless_folder(root, SEVEN_B), *keys))))
     check_config(config, world_size(config, None))
     return config
 

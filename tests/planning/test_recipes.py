@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from folders import PRINTABLE, model_folder
+from folders import PRINTABLE, SEVEN_B, model_folder, weightless_folder
 
 from ippo_cli.compose.load import config_dir, load_config
 from ippo_cli.planning.plan import show_plan
+from ippo_cli.processes.sandbox import BWRAP, LOCAL, find_sandbox_problem
 
 ROWS = 300
 PLANNED = {  # by recipe: iterations, prompts and generations of each, agents, actor steps, longest prompt and response
@@ -18,6 +20,19 @@ PLANNED = {  # by recipe: iterations, prompts and generations of each, agents, a
     "rlinf_reasoning": (15 * ROWS // 256 + 1, 256, 1, 1, 1, 512, 11776),
     "openrlhf_ppo": (97, 1024, 1, 1, 8, 1024, 1024),
     "comlrl_writing": (20 * ROWS // 4, 4, 1, 2, 1, 1024, 256),
+}
+PAGE = (Path(__file__).parents[2] / "docs/recipes.md").read_text()
+QUESTIONS = {
+    "question": "Natalia sold clips to 48 friends in April, and half as many in May. How many?",
+    "answer": "#### 72",
+}
+PROGRAM = {"prompt": "def add(x):\n    ...", "entry_point": "add", "test": "def check(f):\n    assert f(1) == 2\n"}
+TEAMS = {  # by recipe: a row of its data (None: its own data), agents, and overrides of the page
+    "smollm2_debate": (QUESTIONS, 2, []),
+    "smollm2_refine": (QUESTIONS, 3, []),
+    "smollm2_think_solve": (QUESTIONS, 2, []),
+    "smollm2_writing": (None, 2, ["rollout.num_generations=4"]),
+    "smollm2_code_pair": (PROGRAM, 2, ["rollout.num_generations=4"]),
 }
 
 
@@ -48,3 +63,31 @@ def test_recipe_matches_publication(
     assert f"iterations {iterations}, each {prompts} prompts x {generations} generations x {agents} agents" in said
     assert f"actor {steps}" in said
     assert "memory per rank, peak of each phase" in said
+
+
+@pytest.mark.parametrize("recipe", TEAMS)
+def test_team_recipe_with_7b_fits_eight_devices(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row, agents, overrides = TEAMS[recipe]
+    (command,) = re.findall(
+        r"^ippo-train \+experiment=smollm2_debate (actor\.model=Qwen.*?)^```", PAGE, re.DOTALL | re.M
+    )
+    values = command.replace("\\\n", " ").split()
+    shared = [value for value in values if value.split("=")[0] not in ("actor.model", "task.train", "task.eval")]
+    shared.remove("launch.processes=8")
+    assert {"mode=plan", "plan=h100", "plan.devices=8", *overrides} <= set(PAGE.replace("`", " ").split())
+    if recipe == "smollm2_code_pair":
+        shared.append(f"reward.sandbox={LOCAL if find_sandbox_problem(BWRAP) else BWRAP}")
+    if row is not None:
+        (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 600)
+        shared += [f"task.{key}={tmp_path / 'rows.jsonl'}" for key in ("train", "eval")]
+    model = weightless_folder(tmp_path, SEVEN_B)
+    plan = ["mode=plan", "plan=h100", "plan.devices=8", f"output_dir={tmp_path}"]
+    show_plan(load_config([f"+experiment={recipe}", f"actor.model={model}", *shared, *overrides, *plan]))
+    lines = capsys.readouterr().out.splitlines()
+    said = " ".join(" ".join(lines).split())
+    assert f"generations x {agents} agents" in said
+    assert len(re.findall(r" actor +7615\.6 M ", "\n".join(lines))) == agents
+    (peak,) = (float(line.split()[4]) for line in lines if line.startswith("* deepspeed=zero3"))
+    assert 30 < peak < 79, "one agent has 16 GiB of weights, gradients and optimizer on each device"
