@@ -49,6 +49,9 @@ CASES: dict[str, tuple[set[str], list[str]]] = {  # by task: the parts of its re
     "writing": ({"words", "length_ratio", "vocabulary_ratio", "links", "overlap"}, []),
     "word_problems": ({"steps", "near", "right"}, []),
     "arithmetic_pair": ({"near", "bare", "right"}, []),
+    "debate": ({"near", "bare", "right"}, []),
+    "refine": ({"near", "bare", "right"}, []),
+    "think_solve": ({"near", "bare", "right"}, []),
 }
 
 
