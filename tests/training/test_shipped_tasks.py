@@ -104,6 +104,14 @@ def test_every_task_trains_and_evaluates(task: str, model: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_thinker_and_solver_learn_from_counterfactual_credit(model: Path, tmp_path: Path) -> None:
+    found = ran(tmp_path, model, "think_solve", "+experiment=smollm2_think_solve", "critic=separate")
+    for agent in ("thinker", "solver"):
+        assert {f"{agent}/credit/counterfactual/{part}" for part in ("mean", "std", "zero_fraction")} <= found.keys()
+        assert found[f"{agent}/credit/counterfactual/unknown_fraction"] == 0
+
+
+@pytest.mark.slow
 def test_http_reward_is_trained_on(model: Path, tmp_path: Path) -> None:
     said: list[float] = []
 
