@@ -256,7 +256,7 @@ TABLES: dict[str, Table] = {
         title="Credit fidelity",
         about=(
             "Expected (C3, [2603.06859](https://arxiv.org/abs/2603.06859)): credit from alternatives in the same state "
-            "ranks turns better than the return. Spearman correlation with the credit Q - V after 8 buffers, among the "
+            "ranks turns better than the return. Spearman correlation with the credit Q - V early in training, among the "
             "answers to one prompt and among all turns; constant credit counts as 0; mean over both agents "
             "([kinds](evaluation.md#credit-of-turns)). Q and V are exact in tasks of one turn and in `meet`, here with "
             "three turns; in `copy_3_end` they are means of 16 continuations, and correlations are corrected for their "
@@ -265,9 +265,12 @@ TABLES: dict[str, Table] = {
         tasks=tuple(CREDIT_REFERENCES),
         variants={
             "early": Variant(
-                about="after 8 buffers",
+                about="after 8 buffers (`sorting`: 3)",
                 overrides=("num_iterations=8",),
-                by_task={"sorting": ONE_LETTER_EACH, "meet": ("task.environment_args.turns=3",)},
+                by_task={
+                    "sorting": (*ONE_LETTER_EACH, "num_iterations=3"),  # later answers to a prompt hardly vary
+                    "meet": ("task.environment_args.turns=3",),
+                },
             )
         },
         measure=measure_credit,

@@ -258,10 +258,11 @@ def _cell(values: Sequence[float | None]) -> str:
     numbers = [value for value in values if value is not None]
     if not numbers:
         return ""
+    count = f"{len(numbers)} seed{'s' if len(numbers) > 1 else ''}"
+    missing = f" ({count})" if len(numbers) < len(values) else ""
     if len(numbers) == 1:
-        return f"{numbers[0]:.2f}"
+        return f"{numbers[0]:.2f}{missing}"
     low, high = t_interval(numbers)
-    missing = f" ({len(numbers)} seeds)" if len(numbers) < len(values) else ""
     return f"{fmean(numbers):.2f} [{low:.2f}, {high:.2f}]{missing}"
 
 
