@@ -256,8 +256,8 @@ TABLES: dict[str, Table] = {
         title="Credit fidelity",
         about=(
             "Expected (C3, [2603.06859](https://arxiv.org/abs/2603.06859)): credit from alternatives in the same state "
-            "ranks turns better than the return. Spearman correlation with the credit Q - V early in training, among the "
-            "answers to one prompt and among all turns; constant credit counts as 0; mean over both agents "
+            "ranks turns better than the return. Spearman correlation with the credit Q - V early in training, among "
+            "the answers to one prompt and among all turns; constant credit counts as 0; mean over both agents "
             "([kinds](evaluation.md#credit-of-turns)). Q and V are exact in tasks of one turn and in `meet`, here with "
             "three turns; in `copy_3_end` they are means of 16 continuations, and correlations are corrected for their "
             "noise."
