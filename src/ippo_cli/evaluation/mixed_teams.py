@@ -98,7 +98,7 @@ def score_metrics(agents: Sequence[str], rows: Iterable[Mapping[str, Tensor]], p
 def own_scores(metrics: Sequence[str], rows: Sequence[Mapping[str, Tensor]]) -> Tensor:
     """The scores of agents in each team, `[teams, agents, rows]`, over the rows in which every team has a score.
 
-    `metrics`: each agent's score. There an agent without a turn has a score of 0: it was paid nothing.
+    `metrics`: each agent's score. There an agent without a turn has a score of 0.
     """
     scores = torch.stack([torch.stack([values[metric] for metric in metrics]) for values in rows])
     return scores[:, :, torch.isfinite(scores).any(dim=1).all(dim=0)].nan_to_num()

@@ -57,7 +57,7 @@ class _EpisodeCost:
         if not self._is_calls:
             return [bound for name in trained for bound in bounds[name]]
         called = sorted((bound for name in trained if name != self._caller for bound in bounds[name]), reverse=True)
-        shared = (self._answers - 1) * max(self._turns_per_answer(name) for name in self._called)
+        shared = (self._answers - 1) * max(self._turns_per_answer(name) for name in self._helpers)
         return [*bounds.get(self._caller, []), *called[:shared]]
 
     def _bound_tokens(self, agent: str, turn: int) -> int:
@@ -85,7 +85,7 @@ class _EpisodeCost:
     def _bound_call_tokens(self, agent: str, turn: int, answered: int) -> int:
         """Every message of the caller but its last one is followed by the answer of one called agent."""
         per_answer = {name: self._turns_per_answer(name) * self._tokens_per_turn(name) for name in self.limits}
-        costliest = max(per_answer[name] for name in self._called)
+        costliest = max(per_answer[name] for name in self._helpers)
         left = self._answers - 1 - answered  # messages of the caller after this one
         if agent == self._caller:
             own = self.limits[agent] - turn
@@ -102,7 +102,7 @@ class _EpisodeCost:
         return next(iter(self.limits))
 
     @property
-    def _called(self) -> list[str]:
+    def _helpers(self) -> list[str]:
         return list(self.limits)[1:]
 
     @property
