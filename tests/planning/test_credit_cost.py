@@ -15,7 +15,7 @@ from ippo_cli.config.schema import Config
 from ippo_cli.planning.credit_cost import alternatives_cost
 
 TOOLS = Path(__file__).parents[1] / "tasks" / "tools" / "my_tools.py"
-HEARD = [f"task.agents.{name}.template='{{letters}}{{heard}}'" for name in ("low", "high")]
+TEMPLATES = [f"task.agents.{name}.template='{{letters}}{{heard}}'" for name in ("low", "high")]
 UNEQUAL = ["task.agents.low.rollout.max_new_tokens=3", "task.agents.high.rollout.max_new_tokens=5"]
 COUNTERFACTUAL = ["reward.credit_assignment=counterfactual", "reward.credit_alternatives=2"]
 EPISODES = 16 * 2  # in the buffer, for each turn
@@ -65,7 +65,7 @@ def one_after_another(answers: Sequence[str], calls: Sequence[int]) -> Episode:
 def test_bound_is_the_cost_of_the_longest_episode(
     tmp_path: Path, keys: list[str], answers: list[str], with_tools: list[str]
 ) -> None:
-    config, _ = small_config(tmp_path, *keys, *HEARD, *UNEQUAL, *COUNTERFACTUAL, *tools_of(*with_tools))
+    config, _ = small_config(tmp_path, *keys, *TEMPLATES, *UNEQUAL, *COUNTERFACTUAL, *tools_of(*with_tools))
     most = printed_bounds(config)
     choices = [range(3) if name in with_tools else (0,) for name in answers]
     costs = [count_cost(config, one_after_another(answers, calls)) for calls in product(*choices)]
@@ -99,7 +99,7 @@ def test_called_agents_share_the_calls(tmp_path: Path) -> None:
         "+task.agents={third:{template:'{agents.low}>',answer:'{low}'}}",
         "task.agents.third.rollout.max_new_tokens=2",
     ]
-    keys = ["task.protocol=calls", "task.num_turns=3", *HEARD, *third, *UNEQUAL, *COUNTERFACTUAL]
+    keys = ["task.protocol=calls", "task.num_turns=3", *TEMPLATES, *third, *UNEQUAL, *COUNTERFACTUAL]
     config, _ = small_config(tmp_path, *normalize_arguments(keys))
     turns, tokens = printed_bounds(config)
     costs = [
@@ -133,8 +133,8 @@ def test_bound_holds_for_every_order_of_turns_in_an_environment(tmp_path: Path, 
 @pytest.mark.parametrize("task", ["protocol", "environment"])
 def test_selected_turns_bound_the_episodes_of_tasks_without_a_limit(tmp_path: Path, task: str) -> None:
     if task == "protocol":
-        (tmp_path / "own.py").write_text("def own(example, agents):\n    yield {'low': 'a'}\n")
-        keys = [f"task.protocol={tmp_path / 'own.py'}:own"]
+        (tmp_path / "protocol.py").write_text("def speak(example, agents):\n    yield {'low': 'a'}\n")
+        keys = [f"task.protocol={tmp_path / 'protocol.py'}:speak"]
     else:
         (tmp_path / "world.py").write_text("class World:\n    reset = step = print\ndef make():\n    return World()\n")
         keys = [
@@ -149,6 +149,6 @@ def test_selected_turns_bound_the_episodes_of_tasks_without_a_limit(tmp_path: Pa
         every
     )
     some, _ = small_config(tmp_path, *normalize_arguments([*keys, *COUNTERFACTUAL, "reward.credit_turns=3"]))
-    said = alternatives_cost(some)
-    assert "at most 192 more episodes are replayed and scored (16 x 6 turns x 2 alternatives)" in said
-    assert "tokens" not in said, "an episode may have any number of turns"
+    text = alternatives_cost(some)
+    assert "at most 192 more episodes are replayed and scored (16 x 6 turns x 2 alternatives)" in text
+    assert "tokens" not in text, "an episode may have any number of turns"

@@ -59,10 +59,10 @@ def test_recipe_matches_publication(
     iterations, prompts, generations, agents, steps, longest_prompt, longest = PLANNED[recipe]
     assert (config.rollout.max_prompt_tokens, config.rollout.max_new_tokens) == (longest_prompt, longest)
     show_plan(config)
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"iterations {iterations}, each {prompts} prompts x {generations} generations x {agents} agents" in said
-    assert f"actor {steps}" in said
-    assert "memory per rank, peak of each phase" in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"iterations {iterations}, each {prompts} prompts x {generations} generations x {agents} agents" in text
+    assert f"actor {steps}" in text
+    assert "memory per rank, peak of each phase" in text
 
 
 @pytest.mark.parametrize("recipe", TEAMS)
@@ -86,8 +86,8 @@ def test_team_recipe_with_7b_fits_eight_devices(
     plan = ["mode=plan", "plan=h100", "plan.devices=8", f"output_dir={tmp_path}"]
     show_plan(load_config([f"+experiment={recipe}", f"actor.model={model}", *shared, *overrides, *plan]))
     lines = capsys.readouterr().out.splitlines()
-    said = " ".join(" ".join(lines).split())
-    assert f"generations x {agents} agents" in said
+    text = " ".join(" ".join(lines).split())
+    assert f"generations x {agents} agents" in text
     assert len(re.findall(r" actor +7615\.6 M ", "\n".join(lines))) == agents
     (peak,) = (float(line.split()[4]) for line in lines if line.startswith("* deepspeed=zero3"))
     assert 30 < peak < 79, "one agent has 16 GiB of weights, gradients and optimizer on each device"

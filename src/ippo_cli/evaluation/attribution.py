@@ -21,7 +21,14 @@ from ippo_cli.evaluation.evaluate_run import (
     result_file_name,
     write_record,
 )
-from ippo_cli.evaluation.mixed_teams import Origin, Pairing, check_memory, own_scores, score_metrics, score_pairings
+from ippo_cli.evaluation.mixed_teams import (
+    Origin,
+    Pairing,
+    check_memory,
+    score_metrics,
+    score_pairings,
+    stack_agent_scores,
+)
 from ippo_cli.formulas import shapley_values
 from ippo_cli.formulas.estimates import bootstrap_interval
 from ippo_cli.reporting.console import Console
@@ -150,7 +157,7 @@ def attribute(
     rows = [row_values(found[pairing]) for pairing in pairings]
     metrics = list(dict.fromkeys(score_metrics(agents, rows, config.task.primary_metric).values()))
     # Whether an agent acts may depend on the mixture, so rows without a turn of it belong to its gain.
-    scores = own_scores(metrics, rows)
+    scores = stack_agent_scores(metrics, rows)
     return [
         _attribute_score(metric, members, scores[:, place], config.evaluation.seed)
         for place, metric in enumerate(metrics)

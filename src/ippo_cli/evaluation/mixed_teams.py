@@ -95,8 +95,8 @@ def score_metrics(agents: Sequence[str], rows: Iterable[Mapping[str, Tensor]], p
     return dict.fromkeys(agents, primary) if has_equal_scores else own
 
 
-def own_scores(metrics: Sequence[str], rows: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """The scores of agents in each team, `[teams, agents, rows]`, over the rows in which every team has a score.
+def stack_agent_scores(metrics: Sequence[str], rows: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Return the scores of agents in each team, `[teams, agents, rows]`, over the rows in which every team has a score.
 
     `metrics`: each agent's score. There an agent without a turn has a score of 0.
     """

@@ -17,15 +17,15 @@ def alternatives_cost(config: Config) -> str:
     assert count is not None
     trained = [name for name, agent in task.agents.items() if not agent.frozen]
     limits = {name: limit for name, limit in max_turns_by_agent(task).items() if limit is not None}
-    each = config.reward.credit_turns
+    turns_per_agent = config.reward.credit_turns
     rest = "turns with unchanged prompts are reused"
     if len(limits) < len(task.agents):
-        if each is None:
+        if turns_per_agent is None:
             return (
                 f"counterfactual: {count} more episodes are replayed and scored for each turn of {len(trained)} "
                 f"agents in {size} episodes; {rest}"
             )
-        turns, tokens = each * len(trained), ""
+        turns, tokens = turns_per_agent * len(trained), ""
     else:
         costs = _EpisodeCost(config, limits).token_bounds(trained)
         turns, tokens = len(costs), f", and at most {size * count * sum(costs)} tokens are sampled"
@@ -46,7 +46,7 @@ class _EpisodeCost:
     """Bounds of the tokens that an alternative to a turn samples: of the turn, and of all turns after its step."""
 
     config: Config
-    limits: dict[str, int]  # turns of each agent, with those that call tools
+    limits: dict[str, int]  # turns of each agent, including turns that call tools
 
     def token_bounds(self, trained: list[str]) -> list[int]:
         """A bound for each turn that may be measured in an episode."""
@@ -67,8 +67,8 @@ class _EpisodeCost:
             # An environment may let the others act only now, as often as the task allows.
             rest |= {name: limit for name, limit in self.limits.items() if name != agent}
             return sum(turns * self._tokens_per_turn(name) for name, turns in rest.items())
-        names, each = list(task.agents), self._turns_per_answer(agent)
-        answered = turn // each  # an agent with tools has given at least this many answers before
+        names = list(task.agents)
+        answered = turn // self._turns_per_answer(agent)  # the fewest answers before this turn
         if self._is_calls:
             return self._bound_call_tokens(agent, turn, answered)
         for place, name in enumerate(names):
