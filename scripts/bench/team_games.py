@@ -63,6 +63,7 @@ class Task:
     episodes: int  # for training
     bounds: Callable[[], Bounds]
     score: Callable[[Mapping[str, float]], float] = sampled_score  # score of an evaluation's metrics
+    rate: float = 1.0  # factor of the scale's learning rates
     about_critics: bool = False  # tests the claim about critics; excluded from other comparisons
 
 
@@ -118,10 +119,12 @@ SCALES = {
         critic_learning_rate=1e-5,
     ),
 }
+# For tasks whose policies, at the scale's rates, become deterministic while some answers are wrong.
+LOW_RATE = 1 / 3
 QUICK = ("num_iterations=2", "evaluation.every=1", "task.eval_size=16")
 
 
-def copying(turns: int, *arguments: str, length: int = 2, episodes: int, about: str) -> Task:
+def copying(turns: int, *arguments: str, length: int = 2, episodes: int, rate: float = 1.0, about: str) -> Task:
     random = 1 / len(LETTERS)
     letters = 2 * length if "together=true" in arguments else 1
     signs = "signs=true" in arguments
@@ -136,6 +139,7 @@ def copying(turns: int, *arguments: str, length: int = 2, episodes: int, about: 
         episodes=episodes,
         bounds=lambda: Bounds(random**letters, 1.0),
         score=_without_signs if signs else sampled_score,
+        rate=rate,
         about_critics=signs,
     )
 
@@ -144,7 +148,7 @@ def _without_signs(metrics: Mapping[str, float]) -> float:
     return metrics["sampled/learnt"]
 
 
-def meetings(*arguments: str, turns: int, episodes: int, about: str) -> Task:
+def meetings(*arguments: str, turns: int, episodes: int, rate: float = 1.0, about: str) -> Task:
     return Task(
         about=about,
         kind=Kind.team,
@@ -152,6 +156,7 @@ def meetings(*arguments: str, turns: int, episodes: int, about: str) -> Task:
         overrides=(*world("meet", f"turns={turns}", *arguments), *SEES_ALL),
         episodes=episodes,
         bounds=lambda: meet_bounds(turns, at_end="at_end=true" in arguments),
+        rate=rate,
     )
 
 
@@ -309,23 +314,32 @@ TASKS: dict[str, Task] = {
         bounds=lambda: Bounds(1 / 4, 1.0),
     ),
     "copy_1": copying(
-        1, episodes=40 * BUFFER, about="one agent copies two letters, the other writes the following letters"
+        1,
+        episodes=80 * BUFFER,
+        rate=LOW_RATE,
+        about="one agent copies two letters, the other writes the following letters",
     ),
     "copy_1_all": copying(
         1,
         "together=true",
         length=1,
         episodes=40 * BUFFER,
+        rate=LOW_RATE,
         about="the same with one letter; reward only if both are correct",
     ),
-    "copy_3": copying(3, episodes=40 * BUFFER, about="three turns of `copy_1`, reward per letter each turn"),
-    "copy_3_end": copying(3, "at_end=true", episodes=40 * BUFFER, about="the same, reward after the last turn"),
+    "copy_3": copying(
+        3, episodes=60 * BUFFER, rate=LOW_RATE, about="three turns of `copy_1`, reward per letter each turn"
+    ),
+    "copy_3_end": copying(
+        3, "at_end=true", episodes=80 * BUFFER, rate=LOW_RATE, about="the same, reward after the last turn"
+    ),
     "copy_6": copying(6, episodes=20 * BUFFER, about="six turns of `copy_1`, reward per letter each turn"),
     "copy_6_end": copying(6, "at_end=true", episodes=20 * BUFFER, about="the same, reward after the last turn"),
     "copy_1_signs": copying(
         1,
         "signs=true",
-        episodes=40 * BUFFER,
+        episodes=60 * BUFFER,
+        rate=LOW_RATE,
         about="`copy_1` with signs: each agent observes its own half of a random bonus",
     ),
     "copy_6_signs": copying(6, "signs=true", episodes=20 * BUFFER, about="`copy_6` with new signs each turn"),
@@ -333,7 +347,10 @@ TASKS: dict[str, Task] = {
         6, "at_end=true", "signs=true", episodes=20 * BUFFER, about="`copy_6_end` with new signs each turn"
     ),
     "meet": meetings(
-        turns=4, episodes=30 * BUFFER, about="agents move on a ring of five cells; reward while in one cell"
+        turns=4,
+        episodes=60 * BUFFER,
+        rate=LOW_RATE,
+        about="agents move on a ring of five cells; reward while in one cell",
     ),
     "meet_end": meetings(
         "at_end=true", turns=4, episodes=30 * BUFFER, about="the same; reward if in one cell at the end"

@@ -87,11 +87,16 @@ def common_seeds(runs: Sequence[Run], algorithms: Sequence[str], tasks: Sequence
 
 
 def compared(runs: Sequence[Run], kinds: Sequence[Kind]) -> tuple[list[str], list[str], list[str]]:
-    """Return the reference's tasks that all algorithms support, the algorithms with all of them, and the others."""
+    """Return the tasks of comparisons, the algorithms with all of them, and the others.
+
+    Tasks have runs of the reference and of another algorithm (if there is one) with a common seed, and all recorded
+    algorithms support them.
+    """
     seen = [name for name in ALGORITHMS if any(run.algorithm == name for run in runs)]
+    others = [name for name in seen if name != REFERENCE] or [REFERENCE]
     possible = [name for name in TASKS if not any(name in ALGORITHMS[one].cannot for one in seen)]
     possible = [name for name in possible if TASKS[name].kind in kinds and not TASKS[name].about_critics]
-    tasks = [name for name in possible if common_seeds(runs, [REFERENCE], [name])]
+    tasks = [name for name in possible if any(common_seeds(runs, (REFERENCE, one), [name]) for one in others)]
     whole = [name for name in seen if tasks and common_seeds(runs, [name], tasks)]
     return tasks, whole, [name for name in seen if name not in whole]
 
@@ -217,29 +222,49 @@ def _interval(point: float, seeds: int, low: object, high: object) -> str:
 
 
 def _claim(runs: Sequence[Run]) -> list[str]:
-    """Tabulate differences between critics by horizon and reward density: last scores and means over training."""
+    """Tabulate differences between critics by horizon and reward density: last scores and means over training.
+
+    Horizons and pairs of algorithms without runs are omitted.
+    """
+    recorded = {(gap, horizon): _recorded(runs, gap[:2], tasks) for gap in GAPS for horizon, tasks in HORIZONS.items()}
+    gaps = [gap for gap in GAPS if any(recorded[gap, horizon] for horizon in HORIZONS)]
+    tasks = {
+        horizon: " ".join(f"`{task}`" for task in TASKS if any(task in recorded[gap, horizon] for gap in gaps))
+        for horizon in HORIZONS
+    }
+    horizons = [horizon for horizon in HORIZONS if tasks[horizon]]
     lines = [
         "Differences of normalized scores by horizon and reward density, after training and (in parentheses) as the "
-        "mean over training, each with its 95 % interval (Welch's t). The claim (arXiv 2601.21972): the first row is "
-        "near 0 for short, dense tasks, and large for long or sparse tasks.",
+        "mean over training, each with its 95 % interval (Welch's t), and the ratio of processor times. The claim "
+        "(arXiv 2601.21972): a difference of centralised and decentralised critics is near 0 for short, dense tasks, "
+        "and large for long or sparse tasks.",
         "",
-        "| | " + " | ".join(HORIZONS) + " | long, sparse minus short, dense |",
-        "|---|" + "---|" * (len(HORIZONS) + 1),
+        f"| | {' | '.join(f'{name}: {tasks[name]}' for name in horizons)} | long, sparse minus short, dense | time |",
+        "|---|" + "---|" * (len(horizons) + 2),
     ]
-    found = False
-    for name, other, about in GAPS:
-        cells = []
-        recorded = {kind: _recorded(runs, (name, other), tasks) for kind, tasks in HORIZONS.items()}
-        for tasks in recorded.values():
-            if tasks:
-                found = True
-                cells.append(" ".join(_gap(runs, name, other, tasks, key) for key in ("last", "mean")))
-            else:
-                cells.append("")
-        ends = [recorded["long, sparse"], recorded["short, dense"]]
+    for gap in gaps:
+        name, other, about = gap
+        cells = [
+            " ".join(_gap(runs, name, other, recorded[gap, horizon], key) for key in ("last", "mean"))
+            if recorded[gap, horizon]
+            else ""
+            for horizon in horizons
+        ]
+        ends = [recorded[gap, "long, sparse"], recorded[gap, "short, dense"]]
         cells.append(_growth(runs, name, other, *ends) if all(ends) else "")
+        cells.append(_time_ratio(runs, name, other))
         lines.append(f"| {about} (`{name}` minus `{other}`) | " + " | ".join(cells) + " |")
-    return lines if found else []
+    return lines if gaps else []
+
+
+def _time_ratio(runs: Sequence[Run], name: str, other: str) -> str:
+    """Return the processor time of an algorithm over that of another one, for the tasks and seeds that both have."""
+    timed = {(run.algorithm, run.task, run.seed): run.seconds for run in runs if run.seconds is not None}
+    common = [key[1:] for key in timed if key[0] == name and (other, *key[1:]) in timed]
+    if not common:
+        return ""
+    own, theirs = (sum(timed[algorithm, *key] for key in common) for algorithm in (name, other))
+    return f"{own / theirs:.2f}"
 
 
 def _recorded(runs: Sequence[Run], algorithms: Sequence[str], tasks: Sequence[str]) -> list[str]:

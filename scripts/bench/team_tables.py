@@ -50,7 +50,7 @@ This page tests what papers claim about teams of agents. Each table is from `pyt
 stopped. The claim about centralised critics is tested in [teams](teams.md#benchmark).
 
 Setting: `actor=tiny` with one layer of width 64, made from scratch; PPO with clipped ratios, four epochs over
-buffers of 256 episodes, learning rates of 3e-3, 40 to 80 buffers. Tasks are those of the
+buffers of 256 episodes, 40 to 80 buffers, learning rates of 3e-3 (`copy_*` and `meet`: 1e-3). Tasks are those of the
 [benchmark](teams.md#benchmark). Scores are held-out scores, normalised (0: random play, 1: optimal play). Cells are
 means over seeds with 95 % t intervals. These are letter games for small models: they show what
 a mechanism does where everything else is known, not how much it gains with a large model."""

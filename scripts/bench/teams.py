@@ -129,9 +129,10 @@ def settings(task: Task, algorithm: Algorithm, scale: str, *, quick: bool = Fals
     # Settings of presets that do not define the algorithm are made equal.
     yield "algorithm.entropy_coef=0"
     yield "evaluation.greedy=false"
-    yield f"actor.learning_rate={larger.actor_learning_rate * algorithm.rate:g}"
+    rate = task.rate * algorithm.rate
+    yield f"actor.learning_rate={larger.actor_learning_rate * rate:g}"
     if algorithm.critic:
-        yield f"critic.learning_rate={larger.critic_learning_rate * algorithm.rate:g}"
+        yield f"critic.learning_rate={larger.critic_learning_rate * rate:g}"
     yield f"rollout.buffer_size={buffer}"
     if quick:
         yield from QUICK

@@ -47,8 +47,8 @@ def test_equal_tokens_are_fewer_iterations_of_the_team(tmp_path: Path) -> None:
     iterations = {
         name: trainer.make_job("copy_1", name, variant, 0).config.num_iterations for name, variant in variants.items()
     }
-    assert iterations == {"team": 40, "single": 40, "fewer": 28}
-    assert 40 * (3 + 4) == 28 * 2 * (3 + 2), "tokens per episode: of the single agent, of the team"
+    assert iterations == {"team": 80, "single": 80, "fewer": 56}
+    assert 80 * (3 + 4) == 56 * 2 * (3 + 2), "tokens per episode: of the single agent, of the team"
 
 
 def test_curve_is_the_mean_over_training() -> None:

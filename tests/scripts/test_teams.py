@@ -271,10 +271,15 @@ def test_tables_have_scores_aggregates_and_growth() -> None:
     line = next(line for line in text.splitlines() if "`comlrl_cc` minus `comlrl_iac`" in line)
     cells = [cell.strip() for cell in line.split("|")[2:-1]]
     assert cells[0].startswith("+0.10 [")
-    assert cells[5].startswith("+0.60 [")
-    assert cells[5].endswith(")"), "means over training are in parentheses"
-    assert cells[-1].startswith("+0.50 [")
-    assert cells[1:5] == [""] * 4, "cells without runs are empty"
+    assert cells[1].startswith("+0.60 [")
+    assert cells[1].endswith(")"), "means over training are in parentheses"
+    assert cells[2].startswith("+0.50 [")
+    assert cells[3:] == ["1.00"], "the ratio of processor times"
+    header = (
+        "| | short, dense: `copy_1` | long, sparse: `copy_6_end` `meet_end` | long, sparse minus short, dense | time |"
+    )
+    assert header in text, "horizons without runs are omitted"
+    assert "`mappo` minus" not in text, "pairs without runs are omitted"
 
 
 def test_solved_tasks_are_counted_by_the_mean_of_their_best_algorithm() -> None:
@@ -289,6 +294,21 @@ def test_critics_are_compared_on_common_seeds() -> None:
     runs.append(make_run("copy_1", "comlrl_cc", 0, 0.3))
     line = next(line for line in tables(runs) if "`comlrl_cc` minus `comlrl_iac`" in line)
     assert line.split("|")[2].split() == ["+0.10", "(+0.05)"]
+
+
+def test_time_ratio_is_of_common_tasks_and_seeds() -> None:
+    times = {("copy_1", "response_value", 0): 40, ("copy_1", "response_value_centralized", 0): 60}
+    times |= {("copy_1", "response_value", 1): 900, ("meet", "response_value_centralized", 0): 900}
+    runs = [replace(make_run(*key, 0.5), seconds=float(seconds)) for key, seconds in times.items()]
+    line = next(line for line in tables(runs) if "`response_value_centralized` minus `response_value`" in line)
+    assert line.endswith("| 1.50 |")
+
+
+def test_tasks_of_one_algorithm_are_not_aggregated() -> None:
+    runs = [make_run(task, "ippo_clipped", 0, 0.5) for task in ("copy_1", "copy_3")]
+    assert compared(runs, (Kind.team,)) == (["copy_1", "copy_3"], ["ippo_clipped"], [])
+    runs.append(make_run("copy_1", "grpo", 0, 0.9))
+    assert compared(runs, (Kind.team,)) == (["copy_1"], ["ippo_clipped", "grpo"], [])
 
 
 def test_algorithms_are_aggregated_over_common_tasks() -> None:
