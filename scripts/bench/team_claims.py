@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from learning import Outcome
 from omegaconf import OmegaConf
@@ -30,6 +30,7 @@ class Variant:
     overrides: tuple[str, ...] = ()
     by_task: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # overrides beside these
     task: tuple[str, ...] = ()  # overrides of a task in place of the table's
+    partner: Literal["first", "second"] | None = None  # frozen, after training with its own partner and the next seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +143,16 @@ def measure_exploitability(training: Training) -> Values:
 def evaluate(folders: Sequence[Path], pattern: str, *keys: str) -> dict[str, Any]:
     """Run `ippo-eval` on runs, and return its newest result file in the first run's folder."""
     runs = ",".join(map(str, folders))
-    command = [sys.executable, "-m", "ippo_cli.cli.evaluate", f"run=[{runs}]" if len(folders) > 1 else f"run={runs}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, *keys], check=True, env=environment, stdout=subprocess.DEVNULL)
+    run_module("evaluate", f"run=[{runs}]" if len(folders) > 1 else f"run={runs}", *keys)
     newest = max((folders[0] / "evaluations").glob(pattern), key=lambda file: file.stat().st_mtime)
     return json.loads(newest.read_text())
+
+
+def run_module(name: str, *arguments: str) -> None:
+    """Run a command of the project with one thread. Raises `CalledProcessError` if it fails."""
+    command = [sys.executable, "-m", f"ippo_cli.cli.{name}", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
@@ -222,16 +228,27 @@ TABLES: dict[str, Table] = {
         title="Both agents trained, or one",
         about=(
             "Expected (MAPoRL, [2502.18439](https://arxiv.org/abs/2502.18439)): training all agents together "
-            "is better than training one beside a frozen one. Here a frozen agent gives random valid answers, so one "
-            "trained agent cannot exceed .5 with `copy_1` and chance with the others, and with both frozen the score "
-            "remains that of random play, 0: the table says how much of the gain needs both, not whether a capable "
-            "partner should be trained too."
+            "is better than training one beside a frozen one. A frozen agent is an initial one, which gives random "
+            "valid answers, or a capable one, from a run with the next seed. Beside an initial one, a trained agent "
+            "cannot exceed .5 with `copy_1` and chance with the others; with both frozen the score remains that of "
+            "random play, 0."
         ),
         tasks=("signalling", "copy_1", "convention"),
         variants={
             "both": Variant(about="both agents are trained"),
-            "first": Variant(about="the second agent is frozen", overrides=("task.agents.{second}.frozen=true",)),
-            "second": Variant(about="the first agent is frozen", overrides=("task.agents.{first}.frozen=true",)),
+            "first": Variant(
+                about="the first agent is trained, the second is frozen",
+                overrides=("task.agents.{second}.frozen=true",),
+            ),
+            "second": Variant(
+                about="the second agent is trained, the first is frozen", overrides=("task.agents.{first}.frozen=true",)
+            ),
+            "first_with_capable": Variant(
+                about="the first agent is trained, the second is frozen and capable", partner="second"
+            ),
+            "second_with_capable": Variant(
+                about="the second agent is trained, the first is frozen and capable", partner="first"
+            ),
         },
         measure=measure_score,
         columns={"score": "score"},

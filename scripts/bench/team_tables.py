@@ -22,6 +22,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from threading import Lock
@@ -32,7 +33,7 @@ from algorithms import EVERY_RUN, ROOT, Job, finished_run, run, with_common_argu
 from learning import write_between
 from record import common_settings, recorded_settings
 from reliable import t_interval
-from team_claims import AGENT_NAMES, TABLES, Training, Values, Variant
+from team_claims import AGENT_NAMES, TABLES, Training, Values, Variant, run_module
 from team_games import ENUMERATED_TASKS, TASKS
 from teams import settings
 
@@ -191,13 +192,15 @@ class Trainer:
 
     def list_overrides(self, task: str, variant: Variant, seed: int) -> list[str]:
         """Return the overrides of a training."""
-        overrides = [*EVERY_RUN, *self._settings(task, variant), f"seed={seed}"]
+        overrides = [*EVERY_RUN, *self._settings(task, variant, seed), f"seed={seed}"]
         digest = hashlib.sha256(" ".join(overrides).encode()).hexdigest()[:8]
         folder = f"{task}-{seed}-{digest}"  # equal trainings of several tables have one folder
         return [*overrides, f"name={folder}", f"output_dir={self._output / 'runs'}"]
 
     def train(self, task: str, name: str, variant: Variant, seed: int) -> Training:
         """Return a finished training. Raises `RuntimeError` if it fails."""
+        if variant.partner is not None:
+            self._export_partner(task, variant, seed)
         job = self.make_job(task, name, variant, seed)
         with self._running[job.config.name]:
             outcome = run(job)
@@ -209,10 +212,24 @@ class Trainer:
             folder=folder,
             bounds=GAMES[task].bounds(),
             variant=variant,
-            train_other_seed=lambda: self.train(task, name, variant, (seed + 1) % len(SEEDS)),
+            train_other_seed=lambda: self.train(task, name, variant, _next(seed)),
         )
 
-    def _settings(self, task: str, variant: Variant) -> Iterator[str]:
+    def _partner_folder(self, task: str, variant: Variant, seed: int) -> Path:
+        """Return the folder of the exported agents of the run in which a variant's partner is trained."""
+        overrides = self.list_overrides(task, replace(variant, partner=None), _next(seed))
+        (name,) = (text.removeprefix("name=") for text in overrides if text.startswith("name="))
+        return self._output.absolute() / "partners" / name
+
+    def _export_partner(self, task: str, variant: Variant, seed: int) -> None:
+        """Train and export the partner of a variant unless it is exported."""
+        folder = self._partner_folder(task, variant, seed)
+        trained = self.train(task, "partner", replace(variant, partner=None), _next(seed)).folder
+        with self._running[folder.name]:
+            if not folder.exists():
+                run_module("export", f"run={trained}", f"to={folder}")
+
+    def _settings(self, task: str, variant: Variant, seed: int) -> Iterator[str]:
         game = GAMES[task]
         own = list(settings(game, variant.algorithm, SCALE, quick=self._quick))
         if variant.task:
@@ -223,6 +240,17 @@ class Trainer:
             text.replace("{first}", first).replace("{second}", second)
             for text in (*variant.overrides, *variant.by_task.get(task, ()))
         )
+        if variant.partner is not None:
+            partner = first if variant.partner == "first" else second
+            yield f"task.agents.{partner}.frozen=true"
+            yield f"task.agents.{partner}.actor=full"
+            yield f"task.agents.{partner}.actor.dtype=fp32"
+            yield f"task.agents.{partner}.actor.model={self._partner_folder(task, variant, seed) / partner}"
+
+
+def _next(seed: int) -> int:
+    """Return the seed of the run with which a seed's run is combined."""
+    return (seed + 1) % len(SEEDS)
 
 
 def empty_page() -> str:

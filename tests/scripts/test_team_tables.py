@@ -18,6 +18,7 @@ sys.path.insert(0, str(SCRIPT.parent))
 import team_claims  # noqa: E402
 import team_tables  # noqa: E402
 import team_worlds  # noqa: E402
+from algorithms import Job  # noqa: E402
 from learning import Outcome, Point  # noqa: E402
 from team_claims import TABLES, Training  # noqa: E402
 from team_games import Bounds  # noqa: E402
@@ -204,6 +205,34 @@ def test_equal_trainings_of_tables_have_one_folder(tmp_path: Path) -> None:
     pairs = [("one_trained", "both"), ("cross_play", "independent"), ("cross_play", "shared")]
     names = [trainer.make_job("copy_1", name, TABLES[table].variants[name], 0).config.name for table, name in pairs]
     assert names[0] == names[1] != names[2]
+
+
+def test_capable_partner_is_trained_with_the_next_seed_and_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, exported = [], []
+
+    def train(job: Job) -> Outcome:
+        trained.append((job.seed, [name for name, agent in job.config.task.agents.items() if agent.frozen]))
+        return replace(make_training("one_trained", "both", (0, 0.5)).outcome, overrides=job.overrides)
+
+    def export(name: str, *arguments: str) -> None:
+        exported.append((name, *arguments))
+        Path(arguments[-1].removeprefix("to=")).mkdir(parents=True)
+
+    monkeypatch.setattr(team_tables, "run", train)
+    monkeypatch.setattr(team_tables, "finished_run", lambda config: tmp_path / config.name)
+    monkeypatch.setattr(team_tables, "run_module", export)
+    trainer = team_tables.Trainer(tmp_path)
+    variant = TABLES["one_trained"].variants["first_with_capable"]
+    for _ in range(2):
+        trainer.train("signalling", "first_with_capable", variant, 4)
+    assert trained == [(0, []), (4, ["receiver"])] * 2
+    ((name, run, to),) = exported
+    partner = trainer.make_job("signalling", "both", TABLES["one_trained"].variants["both"], 0).config.name
+    assert (name, run, to) == ("export", f"run={tmp_path / partner}", f"to={tmp_path / 'partners' / partner}")
+    config = trainer.make_job("signalling", "first_with_capable", variant, 4).config
+    assert config.task.agents["receiver"].actor.model == str(tmp_path / "partners" / partner / "receiver")
 
 
 def test_rows_of_a_table_are_means_over_seeds() -> None:
