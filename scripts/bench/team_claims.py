@@ -273,11 +273,11 @@ TABLES: dict[str, Table] = {
         title="Credit fidelity",
         about=(
             "Expected (C3, [2603.06859](https://arxiv.org/abs/2603.06859)): credit from alternatives in the same state "
-            "ranks turns better than the return. Spearman correlation with the credit Q - V early in training, among "
-            "the answers to one prompt and among all turns; constant credit counts as 0; mean over both agents "
-            "([kinds](evaluation.md#credit-of-turns)). Q and V are exact in tasks of one turn and in `meet`, here with "
-            "three turns; in `copy_3_end` they are means of 16 continuations, and correlations are corrected for their "
-            "noise."
+            "ranks turns better than the return. Spearman correlation with the advantage Q - V early in training, "
+            "among the answers to one prompt and among all turns; constant credit counts as 0; mean over both agents "
+            "([kinds](evaluation.md#credit-of-turns)). Q and V are enumerated in tasks of one turn "
+            "(`rollout.top_k=16`) and in `meet`, here with three turns (`rollout.top_k=3`); in `copy_3_end` they are "
+            "means of 16 continuations, and correlations are corrected for their noise."
         ),
         tasks=tuple(CREDIT_REFERENCES),
         variants={
@@ -304,9 +304,10 @@ TABLES: dict[str, Table] = {
         about=(
             "Expected (Dr. MAS, [2602.08847](https://arxiv.org/abs/2602.08847)): with one mean and deviation "
             "for the team, gradient norms of agents with unlike rewards have spikes, and training is "
-            "unstable. The rewards of `high` are 20 times those of `low`; scores are fractions of right "
-            "letters. The clip limit of gradients is 1. Spikes are steps with a norm above three times the "
-            "median of the 50 steps before."
+            "unstable. The algorithm is `reinforce_plus_plus_baseline`: no critic, one epoch, four responses to a "
+            "prompt. The rewards of `high` are 20 times those of `low`; scores are fractions of right letters. The "
+            "clip limit of gradients is 1. Spikes are optimizer steps of either agent with a norm above three times "
+            "the median of the 50 steps before."
         ),
         tasks=("sorting",),
         variants={
@@ -356,8 +357,9 @@ TABLES: dict[str, Table] = {
             "Expected (fictitious self-play and later work): simultaneous learners cycle and do not approach "
             "an equilibrium; opponents from earlier iterations lower exploitability. NashConv by enumeration "
             "([exact](evaluation.md#exploitability)): 0 is an equilibrium, uniform play has .917 (`kuhn`) "
-            "and 1.333 (`duel`). All variants play the same number of games: with `round_robin` each agent has half of "
-            "the updates, and of games with the pool only the current policy's seat is trained."
+            "and 1.333 (`duel`). All variants play the same number of games. With `round_robin` each agent has half of "
+            "the updates. With the pool, half of the games are self-play, which trains both seats; in the other half "
+            "only the seat of the current policy is trained."
         ),
         tasks=("kuhn", "duel"),
         variants={

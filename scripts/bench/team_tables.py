@@ -44,17 +44,16 @@ from ippo_cli.config.checks import check_config
 SCALE = "small"
 GAMES = TASKS | ENUMERATED_TASKS
 SEEDS = (0, 1, 2, 3, 4)
-INTRODUCTION = """# Claims about teams
-
+INTRODUCTION = """\
 This page tests what papers claim about teams of agents. Each table is from `python scripts/bench/team_tables.py`
 (`--tables NAME` for one), which records every measurement in `data/team_tables.json` and continues where it
 stopped. The claim about centralised critics is tested in [teams](teams.md#benchmark).
 
-Setting: `actor=tiny` with one layer of width 64, made from scratch; PPO with clipped ratios, four epochs over
-buffers of 256 episodes, 40 to 80 buffers, learning rates of 3e-3 (`copy_*` and `meet`: 1e-3). Tasks are those of the
-[benchmark](teams.md#benchmark). Scores are held-out scores, normalised (0: random play, 1: optimal play). Cells are
-means over seeds with 95 % t intervals. These are letter games for small models: they show what
-a mechanism does where everything else is known, not how much it gains with a large model."""
+Setting, unless a section states otherwise: `actor=tiny` with one layer of width 64, random initial weights and 100
+supervised steps on random valid answers; PPO with clipped ratios, four epochs over buffers of 256 episodes, 40 to 80
+buffers, learning rates of 3e-3 (`copy_*` and `meet`: 1e-3). Tasks are those of the [benchmark](teams.md#benchmark) and
+`kuhn`, Kuhn poker with three cards. Scores are held-out scores, normalised (0: random play, 1: optimal play). Cells are
+means over seeds with 95 % t intervals. Tasks and models are small: effect sizes of large language models may differ."""
 Measurement = tuple[str, str, str, int]  # table, task, variant, seed
 
 
@@ -126,9 +125,11 @@ def main() -> int:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(empty_page())
     current = [row for row in record.rows.values() if is_current(row, trainer)]
-    for name in TABLES:
+    write_between(page, INTRODUCTION, _markers("introduction"))
+    for name, table in TABLES.items():
         rows = [row for row in current if row["table"] == name]
-        write_between(page, "\n".join(render(name, rows)), _markers(name))
+        about = textwrap.fill(table.about, 116, break_on_hyphens=False)
+        write_between(page, "\n".join([about, "", *render(name, rows)]), _markers(name))
     outdated = len(record.rows) - len(current)
     print(f"{len(current)} measurements are recorded ({outdated} more with other settings); wrote {page}")
     for text in failures:
@@ -152,8 +153,8 @@ def _arguments() -> argparse.Namespace:
     return with_common_arguments(parser, folder="team_tables", page="team_tables.md", seeds=SEEDS)
 
 
-def _markers(table: str) -> tuple[str, str]:
-    return f"<!-- {table} -->", f"<!-- /{table} -->"
+def _markers(block: str) -> tuple[str, str]:
+    return f"<!-- {block} -->", f"<!-- /{block} -->"
 
 
 def _measure(one: Measurement, trainer: Trainer, record: Measurements) -> str | None:
@@ -254,14 +255,10 @@ def _next(seed: int) -> int:
 
 
 def empty_page() -> str:
-    """Return the page with the claims, and an empty block for each table."""
-    parts = [INTRODUCTION]
+    """Return the page with empty blocks."""
+    parts = ["# Claims about teams", "\n".join(_markers("introduction"))]
     for name, table in TABLES.items():
-        parts += [
-            f"## {table.title}",
-            textwrap.fill(table.about, 116, break_on_hyphens=False),
-            "\n".join(_markers(name)),
-        ]
+        parts += [f"## {table.title}", "\n".join(_markers(name))]
     return "\n\n".join(parts) + "\n"
 
 

@@ -245,10 +245,15 @@ def test_rows_of_a_table_are_means_over_seeds() -> None:
     assert team_tables.render("one_trained", []) == ["Not measured."]
 
 
-def test_new_page_has_every_claim_and_block(tmp_path: Path) -> None:
+def test_report_writes_claims_and_tables_into_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "team_tables.md"
-    page.write_text(team_tables.empty_page())
-    for name, table in TABLES.items():
-        team_tables.write_between(page, f"table of {name}", team_tables._markers(name))
-        assert f"## {table.title}\n" in page.read_text()
-        assert f"<!-- {name} -->\ntable of {name}\n<!-- /{name} -->" in page.read_text()
+    page.write_text(team_tables.empty_page() + "\n**Seen**: text by hand.\n")
+    monkeypatch.setattr(sys, "argv", ["team_tables.py", "--report", "--docs", str(tmp_path)])
+    for _ in range(2):
+        assert team_tables.main() == 0
+        text = page.read_text()
+        assert text.count("This page tests") == 1
+        assert text.endswith("**Seen**: text by hand.\n")
+        for name, table in TABLES.items():
+            block = text.partition(f"## {table.title}\n\n<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0]
+            assert " ".join(block.split()) == f"{table.about} Not measured."
