@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.evaluation.attribution import attribute, attribute_gain, mixture
 from ippo_cli.evaluation.evaluate_run import evaluate_run
+from ippo_cli.evaluation.mixed_teams import score_metrics, stack_agent_scores
 from ippo_cli.evaluation.report import render_report
 from ippo_cli.training.evaluate import Evaluation
 
@@ -32,9 +34,12 @@ def test_mixtures_number_coalitions_by_bits() -> None:
     assert found == [(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1)]
 
 
-def evaluation(**scores: list[float]) -> Evaluation:
+def evaluation(generations: int = 1, **scores: list[float]) -> Evaluation:
     values = {f"sampled/{name}/score": torch.tensor(own, dtype=torch.float64) for name, own in scores.items()}
-    return Evaluation(metrics={}, samples=[], episode_values=values, generations={"sampled": 1}, failed_counts={})
+    values["sampled/score"] = torch.stack(list(values.values())).nanmean(dim=0)
+    return Evaluation(
+        metrics={}, samples=[], episode_values=values, generations={"sampled": generations}, failed_counts={}
+    )
 
 
 def test_agent_without_a_turn_has_a_score_of_0(tmp_path: Path) -> None:
@@ -51,6 +56,32 @@ def test_agent_without_a_turn_has_a_score_of_0(tmp_path: Path) -> None:
     assert (high.baseline, high.score) == (0.0, pytest.approx(4.5 / 4))
     assert high.shares["low"].shapley == pytest.approx(4.5 / 4), "it calls"
     assert high.shares["high"].shapley == 0.0
+
+
+def test_agent_without_a_turn_in_one_episode_of_a_row_has_a_score_of_0_in_it() -> None:
+    nan = float("nan")
+    team = evaluation(generations=2, main=[1.0, 0.0, 1.0, nan], helper=[1.0, nan, nan, nan])
+    scores = stack_agent_scores(["sampled/main/score", "sampled/helper/score"], [team])
+    assert scores.tolist() == [[[0.5, 1.0], [0.5, 0.0]]], "the failed fourth episode is excluded"
+    assert stack_agent_scores(["sampled/score"], [team]).tolist() == [[[0.5, 1.0]]]
+
+
+def test_equal_scores_are_recognized_in_episodes_not_in_their_means() -> None:
+    nan = float("nan")
+    common = evaluation(generations=2, main=[1.0, 0.0, 1.0, 1.0], helper=[1.0, nan, nan, 1.0])
+    assert set(score_metrics(["main", "helper"], [common], "sampled/score").values()) == {"sampled/score"}
+    individual = evaluation(main=[1.0, nan], helper=[nan, 1.0], other=[1.0, 0.5])
+    assert len(set(score_metrics(["main", "helper", "other"], [individual], "sampled/score").values())) == 3
+
+
+def test_pass_at_k_is_attributed_by_rows(tmp_path: Path) -> None:
+    teams = [evaluation(generations=2, low=own, high=own) for own in ([0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 1.0, 1.0])]
+    teams = [replace(team, metrics={"sampled/score/pass@2": 0.0}) for team in teams]
+    config, _ = small_config(tmp_path, "task.primary_metric=sampled/score/pass@2", "evaluation.num_generations=2")
+    (found,) = attribute(
+        ["low", "high"], ["low"], [(0, 0), (1, 0)], dict(zip([(0, 0), (1, 0)], teams, strict=True)), config
+    )
+    assert (found.metric, found.score, found.rows) == ("sampled/score/pass@2", 1.0, 2)
 
 
 def test_rows_without_any_score_in_one_mixture_are_excluded(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.engine import distributed
-from ippo_cli.evaluation.estimates import row_values
 from ippo_cli.evaluation.evaluate_run import (
     adapters_by_agent,
     find_weights,
@@ -154,10 +153,10 @@ def attribute(
 
     `pairings`: the mixture of each coalition, in order.
     """
-    rows = [row_values(found[pairing]) for pairing in pairings]
-    metrics = list(dict.fromkeys(score_metrics(agents, rows, config.task.primary_metric).values()))
-    # Whether an agent acts may depend on the mixture, so rows without a turn of it belong to its gain.
-    scores = stack_agent_scores(metrics, rows)
+    results = [found[pairing] for pairing in pairings]
+    metrics = list(dict.fromkeys(score_metrics(agents, results, config.task.primary_metric).values()))
+    # Whether an agent acts may depend on the mixture, so episodes without a turn of it belong to its gain.
+    scores = stack_agent_scores(metrics, results)
     return [
         _attribute_score(metric, members, scores[:, place], config.evaluation.seed)
         for place, metric in enumerate(metrics)

@@ -171,7 +171,7 @@ def _build_tables(
     Two agents with equal scores need only one table: the other one is its transpose.
     """
     rows = {pairing: row_values(result) for pairing, result in found.items()}
-    metrics = score_metrics(agents, rows.values(), primary)
+    metrics = score_metrics(agents, found.values(), primary)
     table_agents = agents[:1] if metrics[agents[0]] == primary and len(agents) == 2 else agents
     return [_build_table(agents, name, origins, metrics[name], found, rows) for name in table_agents]
 

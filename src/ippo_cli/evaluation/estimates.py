@@ -15,13 +15,21 @@ from ippo_cli.training.evaluate import Evaluation, pass_at_k_by_row
 Rows = Mapping[str, Tensor]
 
 
+def gather_episode_values(result: Evaluation) -> dict[str, Tensor]:
+    """By metric, the values of the episodes of all ranks, `[rows, n]`. Collective."""
+    return {
+        key: distributed.all_gather_rows(values).view(-1, result.generations[key.partition("/")[0]])
+        for key, values in result.episode_values.items()
+    }
+
+
 def row_values(result: Evaluation) -> dict[str, Tensor]:
     """By metric that is a mean over rows, the value of each held-out row `[rows]`: mean over episodes, or pass@k.
 
     NaN where a row has no value. Collective.
     """
     found: dict[str, Tensor] = {}
-    for key, values in _gather_episode_values(result).items():
+    for key, values in gather_episode_values(result).items():
         mode, _, name = key.partition("/")
         found[key] = values.nanmean(dim=1)
         for passed, chances in pass_at_k_by_row(name, values).items():
@@ -36,7 +44,7 @@ def confidence_intervals(result: Evaluation, seed: int) -> dict[str, dict[str, A
     Metrics that are 0 or 1 in every episode, and their pass@k, use Wilson's interval with the effective number of
     trials of `share_interval`; others use the bootstrap over rows. Collective.
     """
-    episodes, rows = _gather_episode_values(result), row_values(result)
+    episodes, rows = gather_episode_values(result), row_values(result)
     found: dict[str, dict[str, Any]] = {}
     for key, values in rows.items():
         counted = episodes[key.partition("/pass@")[0]]
@@ -54,7 +62,7 @@ def confidence_intervals(result: Evaluation, seed: int) -> dict[str, dict[str, A
 def length_summary(result: Evaluation) -> dict[str, dict[str, float]]:
     """Quantiles of the number of action tokens of each agent per episode. Collective."""
     found: dict[str, dict[str, float]] = {}
-    for key, values in _gather_episode_values(result).items():
+    for key, values in gather_episode_values(result).items():
         if key.endswith("/response_length"):
             quantiles = torch.tensor([0.0, 0.5, 0.9, 1.0], dtype=torch.float64)
             low, median, most, high = values.flatten().quantile(quantiles).tolist()
@@ -81,12 +89,4 @@ def paired_comparison(one: Tensor, other: Tensor, seed: int) -> dict[str, float]
         "rows": int(both.sum()),
         "higher": int((difference > 0).sum()),
         "lower": int((difference < 0).sum()),
-    }
-
-
-def _gather_episode_values(result: Evaluation) -> dict[str, Tensor]:
-    """By metric, the values of the episodes of all ranks, `[rows, n]`. Collective."""
-    return {
-        key: distributed.all_gather_rows(values).view(-1, result.generations[key.partition("/")[0]])
-        for key, values in result.episode_values.items()
     }

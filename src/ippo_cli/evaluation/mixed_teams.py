@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Config, Dtype
 from ippo_cli.config.served_agents import local_agents
+from ippo_cli.evaluation.estimates import gather_episode_values, row_values
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights, EvaluationTask, load_policies
 from ippo_cli.models.shape import actor_shape, empty_model, load_config
 from ippo_cli.planning.memory import GIB
@@ -85,23 +88,40 @@ def score_pairings(
     return exam, found
 
 
-def score_metrics(agents: Sequence[str], rows: Iterable[Mapping[str, Tensor]], primary: str) -> dict[str, str]:
-    """By agent, its score: the primary metric if all agents have equal scores in all teams, else its own score."""
+def score_metrics(agents: Sequence[str], results: Iterable[Evaluation], primary: str) -> dict[str, str]:
+    """By agent, its score: the primary metric if all agents have equal scores in all episodes of all teams, else its
+    own score. Collective.
+    """
     mode = primary.partition("/")[0]
     own = {name: f"{mode}/{name}/score" for name in agents}
+    teams = [gather_episode_values(result) for result in results]
     has_equal_scores = all(
-        _scores_match(values[own[name]], values[own[agents[0]]]) for values in rows for name in agents[1:]
+        _scores_match(values[own[name]], values[own[other]])
+        for values in teams
+        for name, other in combinations(agents, 2)
     )
     return dict.fromkeys(agents, primary) if has_equal_scores else own
 
 
-def stack_agent_scores(metrics: Sequence[str], rows: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """Return the scores of agents in each team, `[teams, agents, rows]`, over the rows in which every team has a score.
+def stack_agent_scores(metrics: Sequence[str], results: Sequence[Evaluation]) -> Tensor:
+    """Return the mean scores in each team, `[teams, metrics, rows]`, over the rows in which every team has scores.
 
-    `metrics`: each agent's score. There an agent without a turn has a score of 0.
+    `metrics`: of `score_metrics`, without repetitions. In an episode with a score, an agent without a turn has a score
+    of 0. Collective.
     """
-    scores = torch.stack([torch.stack([values[metric] for metric in metrics]) for values in rows])
-    return scores[:, :, torch.isfinite(scores).any(dim=1).all(dim=0)].nan_to_num()
+    scores = torch.stack([_row_scores(metrics, result) for result in results])
+    return scores[:, :, torch.isfinite(scores).all(dim=1).all(dim=0)]
+
+
+def _row_scores(metrics: Sequence[str], result: Evaluation) -> Tensor:
+    """Return mean scores over the episodes of each row, `[metrics, rows]`; NaN where a row has none."""
+    episodes = gather_episode_values(result)
+    if not all(metric in episodes for metric in metrics):  # pass@k has no value for an episode
+        rows = row_values(result)
+        return torch.stack([rows[metric] for metric in metrics])
+    values = torch.stack([episodes[metric] for metric in metrics])
+    has_score = torch.isfinite(values).any(dim=0)
+    return values.nan_to_num().where(has_score, math.nan).nanmean(dim=2)
 
 
 def _assemble_team(
