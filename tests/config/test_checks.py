@@ -82,6 +82,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         (("algorithm=at_grpo", *choices), changes, 1, f"{setting} does not support algorithm.advantage=turn_group")
         for choices, changes, setting in [
             ((), {"team.opponent_pool.every": 2}, "team.opponent_pool.every=2"),
+            ((), {"reward.measure_credit_every": 2}, "reward.measure_credit_every=2"),
             (
                 (),
                 {"team.update_order": "sequential", "algorithm.sequential_correction.pooling": "sum"},

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from small import small_config, train
+from spoken import episode
 
+from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.config.credit_reports import CreditReportSettings, check_credit_report, parse_credit_settings
 from ippo_cli.config.critic_reports import ValueReference
 from ippo_cli.config.errors import ConfigError, split_errors
-from ippo_cli.evaluation import credit_report
+from ippo_cli.evaluation import credit_kinds, credit_report
 from ippo_cli.evaluation.credit_report import report_credit
 from ippo_cli.evaluation.evaluate_run import EvaluationTask
+from ippo_cli.rewards.contract import Reward
 
 KEYS = ("task=signalling", "task.signals=abcd", "algorithm=ppo", "rollout.max_new_tokens=1", "rollout.top_k=3")
 SAMPLED = CreditReportSettings(prompts=8, responses=4, continuations=64)
@@ -54,16 +59,36 @@ def test_sampled_references_agree_with_exact_ones(run: Path) -> None:
     assert receiver["value"] > 0.3
 
 
+def test_initial_policies_of_adapters_are_bases(tmp_path: Path) -> None:
+    keys = ("actor=lora", "actor.model=unused", "actor.adapter=stage_1", "task.agents.high.actor=tiny")
+    config, _ = small_config(tmp_path, *normalize_arguments(keys))
+    assert config.task.agents["low"].actor.adapter == "stage_1"
+    changed = credit_report._without_first_adapters(config)
+    assert changed.task.agents["low"].actor == replace(config.task.agents["low"].actor, adapter=None)
+    assert changed.task.agents["high"] == config.task.agents["high"]
+
+
+def test_episodes_without_a_turn_belong_to_no_group(tmp_path: Path) -> None:
+    config, _ = small_config(tmp_path)
+    both, alone = (("low", 0, "a"), ("high", 0, "b")), (("low", 0, "a"),)
+    episodes = [episode(*turns) for turns in (both, both, both, alone, both, alone, alone, alone)]
+    scores = [1.0, 1.0, 0.0, 5.0, 1.0, 5.0, 5.0, 5.0]
+    session = SimpleNamespace(config=config, episodes=episodes, reward=lambda _: Reward(team=scores))
+    credit = credit_kinds._group_advantages(session, "high", 4)[:, 0]
+    assert credit[:3].tolist() == pytest.approx([1 / 3, 1 / 3, -2 / 3])
+    assert credit[3:].isnan().all(), "without a turn, or alone in the group"
+
+
 @pytest.mark.slow
 def test_group_credit_is_the_score_minus_the_mean_of_the_prompt(run: Path) -> None:
     _, rows = report(run, SAMPLED)
     scores = {key[2]: row["credit"] for key, row in rows.items() if key[:2] == ("receiver", "none")}
     own = {key[2]: row["credit"] for key, row in rows.items() if key[:2] == ("receiver", "group")}
     assert len(own) == 32
-    for episode, credit in own.items():
-        first = episode // 4 * 4  # episodes of a prompt have consecutive numbers
+    for place, credit in own.items():
+        first = place // 4 * 4  # episodes of a prompt have consecutive numbers
         mean = sum(scores[number] for number in range(first, first + 4)) / 4
-        assert credit == pytest.approx(scores[episode] - mean, abs=1e-6)
+        assert credit == pytest.approx(scores[place] - mean, abs=1e-6)
     assert len({credit for credit in own.values() if credit != 0}) > 1
 
 

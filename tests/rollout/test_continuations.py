@@ -37,7 +37,7 @@ def episodes(players: Players) -> list[Episode]:
 
 
 def continuations(
-    players: Players, episodes: list[Episode], states: list[State], count: int = 3, make: Any = Rounds
+    players: Players, episodes: list[Episode], states: list[State], count: int = 3, make: Any = Rounds, **keys: bool
 ) -> BranchEpisodes:
     sampling = dict.fromkeys(players.policies, ROLLOUT)
     generator: Any = HfGenerator(players.policies, ROLLOUT, sampling, continues=True)
@@ -45,7 +45,7 @@ def continuations(
         engines = use_fake_engines(players.policies, [])
         generator = EngineGenerator(players.policies, ROLLOUT, sampling, engines=engines, verify_every=1)
     pool = EnvironmentPool(make)
-    return collect_continuations(pool, players.formats, episodes, states, count, generator, DRAWS)
+    return collect_continuations(pool, players.formats, episodes, states, count, generator, DRAWS, **keys)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "filtered", "stop strings"])
@@ -104,6 +104,18 @@ def test_continuations_replay_earlier_steps(players: Players, episodes: list[Epi
     assert found.num_tokens == tokens
     others = {tuple(episode.turns_of_agent("low")[1].completion.ids.tolist()) for episode in found.episodes}
     assert len(others) > 1, "agents that act in the same step act again"
+
+
+def test_other_actions_of_the_step_are_kept(players: Players, episodes: list[Episode]) -> None:
+    row = next(row for row, episode in enumerate(episodes) if len(episode.rewards) == 3)
+    origin = episodes[row].turns_of_agent("low")[1].completion.ids.tolist()
+    found = continuations(players, episodes, [State(row, "high", 1, 0)], 6, keeps_other_actions=True)
+    kept = [episode.turns_of_agent("low")[1].completion.ids.tolist() for episode in found.episodes]
+    own = {tuple(episode.turns_of_agent("high")[1].completion.ids.tolist()) for episode in found.episodes}
+    assert kept == [origin] * 6
+    assert len(own) > 1
+    later = {tuple(episode.turns_of_agent("low")[2].completion.ids.tolist()) for episode in found.episodes}
+    assert len(later) > 1, "agents act again in later steps"
 
 
 def test_continuations_differ_and_do_not_depend_on_others(players: Players, episodes: list[Episode]) -> None:

@@ -91,6 +91,22 @@ def test_rows_and_advantages(tmp_path: Path, follow: str, gamma: float) -> None:
                     assert groups.returns[row, place] == own.max()
 
 
+def test_selected_actions_of_one_step_are_executed_together(tmp_path: Path) -> None:
+    keys = ("algorithm=at_grpo", "algorithm.turn_groups.candidates=4", "algorithm.turn_groups.follow=best")
+    with a_trainer(tmp_path, *keys, "evaluation.every=0") as trainer:  # low and high act at the same step
+        experience = experience_of(trainer)
+        logged = trainer.config.tracker.turns
+    assert logged > 1
+    for name in ("low", "high"):
+        groups = experience.turn_groups[name]
+        assert (groups.label[:, 0] >= 0).all(), "the executed turn is the selected candidate"
+        for row, episode in enumerate(experience.episodes):
+            own = groups.returns[groups.label == groups.label[row, 0]]
+            assert groups.returns[row, 0] == own.max()
+            assert len(episode.turns_of_agent(name)) == 1
+        assert not (groups.label[:, 1:logged] >= 0).any(), "numbers of other candidates are above those of logged turns"
+
+
 @pytest.mark.slow
 def test_one_rank_and_two_agree(tmp_path: Path) -> None:
     keys = talk(tmp_path, "num_iterations=2", "deepspeed=zero2")

@@ -9,6 +9,7 @@ from ippo_cli.config.rewards import buffer_dependent_scores
 from ippo_cli.config.schema import (
     Advantage,
     Config,
+    FollowedCandidate,
     ProgramConfig,
     RatioLevel,
     Reweight,
@@ -38,6 +39,12 @@ def check_turn_groups(config: Config) -> Iterator[ConfigError]:
             "team.update_order=sequential",
             "corrects steps of episodes, and candidates are in no episode that is trained on",
             "use simultaneous",
+        ),
+        (
+            config.reward.measure_credit_every > 0 and algorithm.turn_groups.follow is FollowedCandidate.best,
+            f"reward.measure_credit_every={config.reward.measure_credit_every}",
+            "measures episodes that are selected by their returns with algorithm.turn_groups.follow=best",
+            "use 0, or follow=random",
         ),
         (
             algorithm.kl.reward.coef != 0,

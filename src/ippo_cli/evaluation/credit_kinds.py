@@ -17,7 +17,7 @@ from ippo_cli.evaluation.credit_references import turn_returns
 from ippo_cli.evaluation.report_session import ReportSession
 from ippo_cli.formulas import group_normalized, score_to_go
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import compute_raw_scores, process_scores
+from ippo_cli.rewards.score import compute_raw_scores, process_scores, turn_counts
 from ippo_cli.rollout.rows import build_rollout
 from ippo_cli.training.credit import EpisodeReplays, compute_credit_baselines
 from ippo_cli.types import Experience
@@ -92,12 +92,14 @@ def compute_credits(
 def _group_advantages(session: ReportSession, agent: str, group_size: int) -> Tensor:
     """Score of each episode minus the mean of its prompt's episodes, for all turns of the agent; NaN where unknown.
 
-    As `advantage=group` without division by the standard deviation; that of `leave_one_out` has equal ranks.
+    Episodes without a turn of the agent belong to no group, as in training. The values are those of `advantage=group`
+    without division by the standard deviation; those of `leave_one_out` have equal ranks.
     """
     raw = compute_raw_scores(
         session.reward, session.episodes, reward_weights(session.config), [agent], session.config.reward
     )
-    numbers, valid = raw.numbers[agent].double(), ~raw.failed[agent]
+    numbers = raw.numbers[agent].double()
+    valid = ~raw.failed[agent] & (turn_counts(session.episodes, agent) > 0)
     prompts = torch.arange(len(numbers)) // group_size
     usable = valid & (torch.bincount(prompts[valid], minlength=len(prompts))[prompts] > 1)
     advantages = torch.full((len(numbers),), math.nan, dtype=torch.float64)

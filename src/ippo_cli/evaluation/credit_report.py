@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ippo_cli.config.credit_reports import KEY, CreditReportSettings
 from ippo_cli.config.critic_reports import ValueReference
 from ippo_cli.config.errors import ConfigError, PreflightError, convert_storage_errors
-from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Config, LoraActorConfig
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.evaluation.credit_kinds import compute_credits
@@ -58,6 +58,17 @@ class CreditRow:
     found: dict[str, Estimate]
 
 
+def _without_first_adapters(config: Config) -> Config:
+    """The configuration with bases as initial policies of adapter runs, as in training, also with `actor.adapter`."""
+    agents = {
+        name: replace(agent, actor=replace(agent.actor, adapter=None))
+        if isinstance(agent.actor, LoraActorConfig)
+        else agent
+        for name, agent in config.task.agents.items()
+    }
+    return replace(config, task=replace(config.task, agents=agents))
+
+
 def report_credit(
     config: Config, folder: Path, checkpoint: str, settings: CreditReportSettings, overrides: Sequence[str]
 ) -> Path:
@@ -72,7 +83,7 @@ def report_credit(
         config, folder, weights, partial(_select_prompts, settings), setting=KEY, purpose="evaluation/credit"
     )
     with session_of_run as (session, console), ExitStack() as resources:
-        initial, _ = load_critic_team(config, folder, initial_weights, session.device)
+        initial, _ = load_critic_team(_without_first_adapters(config), folder, initial_weights, session.device)
         initial_generator = build_report_generator(config, initial.generation_policies, console)
         resources.callback(initial_generator.close)
         replays = EpisodeReplays(

@@ -52,7 +52,7 @@ class _EpisodeCost:
         """A bound for each turn that may be measured in an episode."""
         most = self.config.reward.credit_turns
         # Later turns have no larger bounds, and which turns are measured is random.
-        turns = {name: min(self._most_turns(name), most or self.limits[name]) for name in trained}
+        turns = {name: min(self.limits[name], most or self.limits[name]) for name in trained}
         bounds = {name: [self._bound_tokens(name, turn) for turn in range(turns[name])] for name in trained}
         if not self._is_calls:
             return [bound for name in trained for bound in bounds[name]]
@@ -62,7 +62,7 @@ class _EpisodeCost:
 
     def _bound_tokens(self, agent: str, turn: int) -> int:
         task = self.config.task
-        rest = {agent: self._most_turns(agent) - turn}
+        rest = {agent: self.limits[agent] - turn}
         if not isinstance(task, ConversationConfig):
             # An environment may let the others act only now, as often as the task allows.
             rest |= {name: limit for name, limit in self.limits.items() if name != agent}
@@ -110,10 +110,6 @@ class _EpisodeCost:
         """The most answers that an agent gives in a conversation."""
         assert isinstance(self.config.task, ConversationConfig)
         return self.config.task.num_turns
-
-    def _most_turns(self, name: str) -> int:
-        is_called = self._is_calls and name != self._caller
-        return self.limits[name] - (self._turns_per_answer(name) if is_called else 0)
 
     def _turns_per_answer(self, name: str) -> int:
         agent = self.config.task.agents[name]

@@ -37,6 +37,7 @@ def collect_continuations(
     generator: Generator,
     draws: SamplingStream,
     *,
+    keeps_other_actions: bool = False,
     poll: Callable[[], None] | None = None,
 ) -> BranchEpisodes:
     """Play `count` episodes from each state: the current policies of all agents continue from there. Collective.
@@ -44,30 +45,42 @@ def collect_continuations(
     Those of a state are consecutive, in the order of the states.
 
     The turns of earlier steps, and the tokens of the turn before the state, are those of the episode. Other agents that
-    act in the same step act again: their actions are not part of the state. `draws` is the stream of `episodes`, so
+    act in the same step act again, because their actions are not part of the state; `keeps_other_actions` keeps those
+    of the episode. `draws` is the stream of `episodes`, so
     that environments use the same random numbers; tokens use other ones, a function of episode, state and number.
 
     The continuations of a state have one prompt, which is read once where the model can copy its cache.
     """
     return play_branches(
         lambda batch, continuing: collect(environments, formats, batch, continuing, draws, poll=poll),
-        partial(ContinuationGenerator, generator),
+        partial(ContinuationGenerator, generator, keeps_other_actions=keeps_other_actions),
         episodes,
         [(state, number) for state in states for number in range(count)],
     )
 
 
 class ContinuationGenerator(BranchGenerator):
-    """Replays the turns before each branch's state, and generates everything after it with `generator`."""
+    """Replays the turns before each branch's state, and generates everything after it with `generator`.
 
-    def __init__(self, generator: Generator, branches: Sequence[Branch], origins: Sequence[Episode]) -> None:
+    `keeps_other_actions`: also replays the other agents' turns of the state's step.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        branches: Sequence[Branch],
+        origins: Sequence[Episode],
+        *,
+        keeps_other_actions: bool = False,
+    ) -> None:
         super().__init__(generator, branches, origins)
         self._turns: list[dict[str, list[Turn]]] = []  # that are replayed, by agent, for each branch
         for (state, _), origin in zip(branches, origins, strict=True):
             step = origin.turns_of_agent(state.agent)[state.turn].step
             replayed: dict[str, list[Turn]] = {}
             for turn in origin.turns:
-                if turn.step < step:
+                is_kept = keeps_other_actions and turn.step == step and turn.agent != state.agent
+                if turn.step < step or is_kept:
                     replayed.setdefault(turn.agent, []).append(turn)
             self._turns.append(replayed)
 

@@ -16,7 +16,7 @@ from ippo_cli.config.checks import check_config
 from ippo_cli.config.commands import hydra_override
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.exploitability import ExploitabilitySettings
-from ippo_cli.config.schema import ActorConfig, Config, LoraActorConfig, TinyActorConfig
+from ippo_cli.config.schema import ActorConfig, Config, CriticConfig, LoraActorConfig, TinyActorConfig
 from ippo_cli.config.schema.lora import LoraConfig
 from ippo_cli.engine.launchers import external_world_size
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights
@@ -58,6 +58,8 @@ SINGLE_LEARNER = (
     "team.opponent_pool.elo=false",
 )
 SAME_MODEL = ("model", "revision", "tokenizer", "tokenizer_revision", "kind", "model_args", "adapter")
+NEW_CRITIC = ("kind", "warm_start", "shared")
+"""Keys that a responder's critic does not take: it is new, and of one agent."""
 LOG = "responder.log"
 
 
@@ -115,6 +117,8 @@ def responder_overrides(
     for name, own in config.task.agents.items():
         is_learner = name == agent
         found += _actor_overrides(name, own.actor, (initial if is_learner else weights).models[name], is_learner)
+        if is_learner and isinstance(own.actor, TinyActorConfig):
+            found += _critic_overrides(name, own.critic)
         if not is_learner:
             found.append(f"task.agents.{name}.frozen=true")
     return normalize_arguments(found)
@@ -145,6 +149,14 @@ def _actor_overrides(name: str, actor: Any, record: Mapping[str, Any], is_learne
         yield hydra_override(f"{key}.tokenizer", str(record["tokenizer"]))
     if is_adapter and record.get("adapter"):
         yield hydra_override(f"{key}.adapter", str(record["adapter"]["model"]))
+
+
+def _critic_overrides(name: str, critic: CriticConfig) -> Iterator[str]:
+    """The settings of a learner's critic: an actor of another kind would have the defaults of its kind."""
+    for field in fields(critic):
+        value = getattr(critic, field.name)
+        if field.name not in NEW_CRITIC and not (field.name in SAME_MODEL and value is None):
+            yield f"task.agents.{name}.critic.{field.name}={_format_value(value)}"
 
 
 def _format_value(value: Any) -> str:

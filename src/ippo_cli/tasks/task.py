@@ -114,8 +114,14 @@ def task_setting(config: TaskConfig) -> str:
 def max_turns_by_agent(config: TaskConfig) -> dict[str, int | None]:
     """Return the maximal number of turns per agent in an episode, with those that call tools; None if unknown."""
     limit = max_answers(config)
+    if limit is None:
+        return dict.fromkeys(config.agents)
+    answers = dict.fromkeys(config.agents, limit)
+    if isinstance(config, ConversationConfig) and config.protocol == "calls":
+        _, *called = config.agents
+        answers |= dict.fromkeys(called, limit - 1)  # the last message of the caller calls nobody
     return {
-        name: limit if limit is None or agent.tools is None else limit * (1 + agent.max_tool_calls)
+        name: answers[name] * (1 if agent.tools is None else 1 + agent.max_tool_calls)
         for name, agent in config.agents.items()
     }
 

@@ -363,7 +363,14 @@ class ExperienceCollector:
         def play(episodes: Sequence[Episode], states: Sequence[State], count: int) -> BranchEpisodes:
             self.preemption.raise_if_any_rank_requested()
             return collect_continuations(
-                self.environments, self.formats, episodes, states, count, self.generator, draws
+                self.environments,
+                self.formats,
+                episodes,
+                states,
+                count,
+                self.generator,
+                draws,
+                keeps_other_actions=True,
             )
 
         with clock("rollout"):
