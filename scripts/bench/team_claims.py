@@ -229,7 +229,7 @@ TABLES: dict[str, Table] = {
         about=(
             "Expected (MAPoRL, [2502.18439](https://arxiv.org/abs/2502.18439)): training all agents together "
             "is better than training one beside a frozen one. A frozen agent is an initial one, which gives random "
-            "valid answers, or a capable one, from a run with the next seed. Beside an initial one, a trained agent "
+            "valid answers, or the result of a run with the next seed. Beside an initial one, a trained agent "
             "cannot exceed .5 with `copy_1` and chance with the others; with both frozen the score remains that of "
             "random play, 0."
         ),
@@ -243,11 +243,11 @@ TABLES: dict[str, Table] = {
             "second": Variant(
                 about="the second agent is trained, the first is frozen", overrides=("task.agents.{first}.frozen=true",)
             ),
-            "first_with_capable": Variant(
-                about="the first agent is trained, the second is frozen and capable", partner="second"
+            "first_with_trained": Variant(
+                about="the first agent is trained, the second is of another run and frozen", partner="second"
             ),
-            "second_with_capable": Variant(
-                about="the second agent is trained, the first is frozen and capable", partner="first"
+            "second_with_trained": Variant(
+                about="the second agent is trained, the first is of another run and frozen", partner="first"
             ),
         },
         measure=measure_score,

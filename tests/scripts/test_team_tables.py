@@ -207,7 +207,7 @@ def test_equal_trainings_of_tables_have_one_folder(tmp_path: Path) -> None:
     assert names[0] == names[1] != names[2]
 
 
-def test_capable_partner_is_trained_with_the_next_seed_and_frozen(
+def test_partner_is_trained_with_the_next_seed_and_frozen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, exported = [], []
@@ -224,14 +224,14 @@ def test_capable_partner_is_trained_with_the_next_seed_and_frozen(
     monkeypatch.setattr(team_tables, "finished_run", lambda config: tmp_path / config.name)
     monkeypatch.setattr(team_tables, "run_module", export)
     trainer = team_tables.Trainer(tmp_path)
-    variant = TABLES["one_trained"].variants["first_with_capable"]
+    variant = TABLES["one_trained"].variants["first_with_trained"]
     for _ in range(2):
-        trainer.train("signalling", "first_with_capable", variant, 4)
+        trainer.train("signalling", "first_with_trained", variant, 4)
     assert trained == [(0, []), (4, ["receiver"])] * 2
     ((name, run, to),) = exported
     partner = trainer.make_job("signalling", "both", TABLES["one_trained"].variants["both"], 0).config.name
     assert (name, run, to) == ("export", f"run={tmp_path / partner}", f"to={tmp_path / 'partners' / partner}")
-    config = trainer.make_job("signalling", "first_with_capable", variant, 4).config
+    config = trainer.make_job("signalling", "first_with_trained", variant, 4).config
     assert config.task.agents["receiver"].actor.model == str(tmp_path / "partners" / partner / "receiver")
 
 
