@@ -237,17 +237,17 @@ TABLES: dict[str, Table] = {
         variants={
             "both": Variant(about="both agents are trained"),
             "first": Variant(
-                about="the first agent is trained, the second is frozen",
+                about="the first is trained beside an initial second",
                 overrides=("task.agents.{second}.frozen=true",),
             ),
             "second": Variant(
-                about="the second agent is trained, the first is frozen", overrides=("task.agents.{first}.frozen=true",)
+                about="the second is trained beside an initial first", overrides=("task.agents.{first}.frozen=true",)
             ),
             "first_with_trained": Variant(
-                about="the first agent is trained, the second is of another run and frozen", partner="second"
+                about="the first is trained beside a trained second", partner="second"
             ),
             "second_with_trained": Variant(
-                about="the second agent is trained, the first is of another run and frozen", partner="first"
+                about="the second is trained beside a trained first", partner="first"
             ),
         },
         measure=measure_score,

@@ -194,7 +194,7 @@ class Trainer:
     def list_overrides(self, task: str, variant: Variant, seed: int) -> list[str]:
         """Return the overrides of a training."""
         overrides = [*EVERY_RUN, *self._settings(task, variant, seed), f"seed={seed}"]
-        digest = hashlib.sha256(" ".join(overrides).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(" ".join(recorded_settings(overrides)).encode()).hexdigest()[:8]
         folder = f"{task}-{seed}-{digest}"  # equal trainings of several tables have one folder
         return [*overrides, f"name={folder}", f"output_dir={self._output / 'runs'}"]
 

@@ -207,9 +207,7 @@ def test_equal_trainings_of_tables_have_one_folder(tmp_path: Path) -> None:
     assert names[0] == names[1] != names[2]
 
 
-def test_partner_is_trained_with_the_next_seed_and_frozen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partner_is_trained_with_the_next_seed_and_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained, exported = [], []
 
     def train(job: Job) -> Outcome:
@@ -232,6 +230,8 @@ def test_partner_is_trained_with_the_next_seed_and_frozen(
     partner = trainer.make_job("signalling", "both", TABLES["one_trained"].variants["both"], 0).config.name
     assert (name, run, to) == ("export", f"run={tmp_path / partner}", f"to={tmp_path / 'partners' / partner}")
     config = trainer.make_job("signalling", "first_with_trained", variant, 4).config
+    other = team_tables.Trainer(tmp_path / "other").make_job("signalling", "first_with_trained", variant, 4).config
+    assert other.name == config.name, "the name does not depend on the folder of runs"
     assert config.task.agents["receiver"].actor.model == str(tmp_path / "partners" / partner / "receiver")
 
 
