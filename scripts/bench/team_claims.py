@@ -243,12 +243,8 @@ TABLES: dict[str, Table] = {
             "second": Variant(
                 about="the second is trained beside an initial first", overrides=("task.agents.{first}.frozen=true",)
             ),
-            "first_with_trained": Variant(
-                about="the first is trained beside a trained second", partner="second"
-            ),
-            "second_with_trained": Variant(
-                about="the second is trained beside a trained first", partner="first"
-            ),
+            "first_with_trained": Variant(about="the first is trained beside a trained second", partner="second"),
+            "second_with_trained": Variant(about="the second is trained beside a trained first", partner="first"),
         },
         measure=measure_score,
         columns={"score": "score"},

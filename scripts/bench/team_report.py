@@ -14,6 +14,7 @@ from team_games import ALGORITHMS, TASKS, Kind
 REFERENCE = "ippo_clipped"
 SOLVED = 0.9  # normalized score of a solved task
 GROWTH = (1, -1, -1, 1)  # the difference on long tasks minus that on short ones
+GROWTH_COLUMN = "long, sparse minus short, dense"
 # Tasks for the claim of arXiv 2601.21972, by number of turns and time of the reward.
 HORIZONS: Mapping[str, tuple[str, ...]] = {
     "short, dense": ("copy_1",),
@@ -28,16 +29,20 @@ HORIZONS: Mapping[str, tuple[str, ...]] = {
 }
 # The algorithm with more information or more values, minus the other one.
 GAPS = (
-    ("comlrl_cc", "comlrl_iac", "centralised minus decentralised critic, one value per response, on-policy"),
-    ("response_value_centralized", "response_value", "the same with a clipped ratio"),
-    ("ippo_centralized", "ippo_clipped", "the same with one value per token, GAE over turns and a clipped ratio"),
-    ("mappo", "ippo_clipped", "the same, with MAPPO's Huber value loss and loss weight 1 (no PopArt)"),
+    ("comlrl_cc", "comlrl_iac", "centralised minus decentralised critic; one value per response, on-policy"),
     (
-        "ippo_clipped",
+        "response_value_centralized",
         "response_value",
-        "one value per token and GAE minus one value per response, both decentralised, clipped ratio",
+        "centralised minus decentralised critic; one value per response, clipped ratio",
     ),
-    ("ippo", "comlrl_iac", "the same, on-policy"),
+    (
+        "ippo_centralized",
+        "ippo_clipped",
+        "centralised minus decentralised critic; one value per token, GAE over turns, clipped ratio",
+    ),
+    ("mappo", "ippo_clipped", "MAPPO (Huber value loss of weight 1, no PopArt) minus PPO with decentralised critics"),
+    ("ippo_clipped", "response_value", "one value per token and GAE minus one value per response; clipped ratio"),
+    ("ippo", "comlrl_iac", "one value per token and GAE minus one value per response; on-policy"),
 )
 
 
@@ -111,7 +116,7 @@ def _bounds(runs: Sequence[Run]) -> list[str]:
     for name in (name for name in TASKS if name in recorded):
         task, bounds = TASKS[name], TASKS[name].bounds()
         lines.append(
-            f"| `{name}` | {task.about} | {task.kind} | {task.turns} | {task.episodes} "
+            f"| `{name}` | {task.about} | {task.kind.value} | {task.turns} | {task.episodes} "
             f"| {bounds.random:.3f} | {bounds.best:.3f} |"
         )
     return lines
@@ -164,7 +169,7 @@ def _aggregates(runs: Sequence[Run]) -> list[str]:
     lines: list[str] = []
     for title, kinds in (("with equal rewards of both agents", (Kind.team,)), ("of all kinds", tuple(Kind))):
         tasks, names, incomplete = compared(runs, kinds)
-        if not names:
+        if not names or (tasks == compared(runs, (Kind.team,))[0] and kinds != (Kind.team,)):
             continue
         scores = {name: matrix(runs, name, tasks) for name in names}
         lines += [
@@ -233,14 +238,16 @@ def _claim(runs: Sequence[Run]) -> list[str]:
         for horizon in HORIZONS
     }
     horizons = [horizon for horizon in HORIZONS if tasks[horizon]]
+    has_growth = any(recorded[gap, "long, sparse"] and recorded[gap, "short, dense"] for gap in gaps)
+    columns = [*(f"{name}: {tasks[name]}" for name in horizons), *([GROWTH_COLUMN] if has_growth else []), "time"]
     lines = [
         "Differences of normalized scores by horizon and reward density, after training and (in parentheses) as the "
         "mean over training, each with its 95 % interval (Welch's t), and the ratio of processor times. The claim "
         "(arXiv 2601.21972): a difference of centralised and decentralised critics is near 0 for short, dense tasks, "
         "and large for long or sparse tasks.",
         "",
-        f"| | {' | '.join(f'{name}: {tasks[name]}' for name in horizons)} | long, sparse minus short, dense | time |",
-        "|---|" + "---|" * (len(horizons) + 2),
+        f"| | {' | '.join(columns)} |",
+        "|---|" + "---|" * len(columns),
     ]
     for gap in gaps:
         name, other, about = gap
@@ -251,7 +258,8 @@ def _claim(runs: Sequence[Run]) -> list[str]:
             for horizon in horizons
         ]
         ends = [recorded[gap, "long, sparse"], recorded[gap, "short, dense"]]
-        cells.append(_growth(runs, name, other, *ends) if all(ends) else "")
+        if has_growth:
+            cells.append(_growth(runs, name, other, *ends) if all(ends) else "")
         cells.append(_time_ratio(runs, name, other))
         lines.append(f"| {about} (`{name}` minus `{other}`) | " + " | ".join(cells) + " |")
     return lines if gaps else []

@@ -280,6 +280,10 @@ def test_tables_have_scores_aggregates_and_growth() -> None:
     )
     assert header in text, "horizons without runs are omitted"
     assert "`mappo` minus" not in text, "pairs without runs are omitted"
+    assert "| `copy_1` | one agent copies two letters, the other writes the following letters | team | 1 |" in text
+    assert "of all kinds" not in text, "the same tasks"
+    short_tasks = "\n".join(tables([run for run in runs if run.task == "copy_1"]))
+    assert "| | short, dense: `copy_1` | time |" in short_tasks
 
 
 def test_solved_tasks_are_counted_by_the_mean_of_their_best_algorithm() -> None:
