@@ -333,7 +333,7 @@ TASKS: dict[str, Task] = {
     "copy_3_end": copying(
         3, "at_end=true", episodes=80 * BUFFER, rate=LOW_RATE, about="the same, reward after the last turn"
     ),
-    "copy_6": copying(6, episodes=20 * BUFFER, about="six turns of `copy_1`, reward per letter each turn"),
+    "copy_6": copying(6, episodes=40 * BUFFER, about="six turns of `copy_1`, reward per letter each turn"),
     "copy_6_end": copying(6, "at_end=true", episodes=20 * BUFFER, about="the same, reward after the last turn"),
     "copy_1_signs": copying(
         1,
