@@ -106,13 +106,13 @@ def test_continuations_replay_earlier_steps(players: Players, episodes: list[Epi
     assert len(others) > 1, "agents that act in the same step act again"
 
 
-def test_other_actions_of_the_step_are_kept(players: Players, episodes: list[Episode]) -> None:
+def test_other_actions_of_the_step_are_replayed(players: Players, episodes: list[Episode]) -> None:
     row = next(row for row, episode in enumerate(episodes) if len(episode.rewards) == 3)
     origin = episodes[row].turns_of_agent("low")[1].completion.ids.tolist()
     found = continuations(players, episodes, [State(row, "high", 1, 0)], 6, keeps_other_actions=True)
-    kept = [episode.turns_of_agent("low")[1].completion.ids.tolist() for episode in found.episodes]
+    others = [episode.turns_of_agent("low")[1].completion.ids.tolist() for episode in found.episodes]
     own = {tuple(episode.turns_of_agent("high")[1].completion.ids.tolist()) for episode in found.episodes}
-    assert kept == [origin] * 6
+    assert others == [origin] * 6
     assert len(own) > 1
     later = {tuple(episode.turns_of_agent("low")[2].completion.ids.tolist()) for episode in found.episodes}
     assert len(later) > 1, "agents act again in later steps"

@@ -79,8 +79,8 @@ class ContinuationGenerator(BranchGenerator):
             step = origin.turns_of_agent(state.agent)[state.turn].step
             replayed: dict[str, list[Turn]] = {}
             for turn in origin.turns:
-                is_kept = keeps_other_actions and turn.step == step and turn.agent != state.agent
-                if turn.step < step or is_kept:
+                is_replayed = keeps_other_actions and turn.step == step and turn.agent != state.agent
+                if turn.step < step or is_replayed:
                     replayed.setdefault(turn.agent, []).append(turn)
             self._turns.append(replayed)
 

@@ -119,7 +119,7 @@ def max_turns_by_agent(config: TaskConfig) -> dict[str, int | None]:
     answers = dict.fromkeys(config.agents, limit)
     if isinstance(config, ConversationConfig) and config.protocol == "calls":
         _, *called = config.agents
-        answers |= dict.fromkeys(called, limit - 1)  # the last message of the caller calls nobody
+        answers |= dict.fromkeys(called, limit - 1)  # the last message of the caller is not a call
     return {
         name: answers[name] * (1 if agent.tools is None else 1 + agent.max_tool_calls)
         for name, agent in config.agents.items()
