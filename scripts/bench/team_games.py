@@ -119,7 +119,7 @@ SCALES = {
         critic_learning_rate=1e-5,
     ),
 }
-# For tasks whose policies, at the scale's rates, become deterministic while some answers are wrong.
+# For tasks in which policies become deterministic with wrong answers at the scale's rates.
 LOW_RATE = 1 / 3
 QUICK = ("num_iterations=2", "evaluation.every=1", "task.eval_size=16")
 

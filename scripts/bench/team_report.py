@@ -167,10 +167,12 @@ def _spread(scores: Sequence[float]) -> str:
 
 def _aggregates(runs: Sequence[Run]) -> list[str]:
     lines: list[str] = []
+    earlier: list[str] = []  # tasks of the table before
     for title, kinds in (("with equal rewards of both agents", (Kind.team,)), ("of all kinds", tuple(Kind))):
         tasks, names, incomplete = compared(runs, kinds)
-        if not names or (tasks == compared(runs, (Kind.team,))[0] and kinds != (Kind.team,)):
+        if not names or tasks == earlier:
             continue
+        earlier = tasks
         scores = {name: matrix(runs, name, tasks) for name in names}
         lines += [
             f"Over the {len(tasks)} recorded tasks {title}: interquartile mean of normalized scores, interquartile "

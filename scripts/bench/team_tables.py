@@ -213,19 +213,19 @@ class Trainer:
             folder=folder,
             bounds=GAMES[task].bounds(),
             variant=variant,
-            train_other_seed=lambda: self.train(task, name, variant, _next(seed)),
+            train_other_seed=lambda: self.train(task, name, variant, _next_seed(seed)),
         )
 
     def _partner_folder(self, task: str, variant: Variant, seed: int) -> Path:
         """Return the folder of the exported agents of the run in which a variant's partner is trained."""
-        overrides = self.list_overrides(task, replace(variant, partner=None), _next(seed))
+        overrides = self.list_overrides(task, replace(variant, partner=None), _next_seed(seed))
         (name,) = (text.removeprefix("name=") for text in overrides if text.startswith("name="))
         return self._output.absolute() / "partners" / name
 
     def _export_partner(self, task: str, variant: Variant, seed: int) -> None:
         """Train and export the partner of a variant unless it is exported."""
         folder = self._partner_folder(task, variant, seed)
-        trained = self.train(task, "partner", replace(variant, partner=None), _next(seed)).folder
+        trained = self.train(task, "partner", replace(variant, partner=None), _next_seed(seed)).folder
         with self._running[folder.name]:
             if not folder.exists():
                 run_module("export", f"run={trained}", f"to={folder}")
@@ -249,7 +249,7 @@ class Trainer:
             yield f"task.agents.{partner}.actor.model={self._partner_folder(task, variant, seed) / partner}"
 
 
-def _next(seed: int) -> int:
+def _next_seed(seed: int) -> int:
     """Return the seed of the run with which a seed's run is combined."""
     return (seed + 1) % len(SEEDS)
 

@@ -78,7 +78,7 @@ def test_calls_end_with_the_last_turn(task: Make) -> None:
     config = task("calls", 2, main="{letters}?", add="{agents.main}>")
     seen, _ = played(make_protocol_factory(config)(), {"main": ["@add", "@add"], "add": ["x"]})
     assert seen == [{"main": "ba?"}, {"add": "@add>"}, {"main": "\nadd: x\n"}]
-    assert max_turns_by_agent(config) == {"main": 2, "add": 1}, "the last message of the caller calls nobody"
+    assert max_turns_by_agent(config) == {"main": 2, "add": 1}, "the last message of the caller is not a call"
 
 
 def test_roles_of_the_environment_are_visible() -> None:

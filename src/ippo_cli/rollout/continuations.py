@@ -45,9 +45,9 @@ def collect_continuations(
     Those of a state are consecutive, in the order of the states.
 
     The turns of earlier steps, and the tokens of the turn before the state, are those of the episode. Other agents that
-    act in the same step act again, because their actions are not part of the state; `keeps_other_actions` keeps those
-    of the episode. `draws` is the stream of `episodes`, so
-    that environments use the same random numbers; tokens use other ones, a function of episode, state and number.
+    act in the same step act again, because their actions are not part of the state; with `keeps_other_actions` their
+    actions are those of the episode. `draws` is the stream of `episodes`, so that environments use the same random
+    numbers; tokens use other ones, a function of episode, state and number.
 
     The continuations of a state have one prompt, which is read once where the model can copy its cache.
     """

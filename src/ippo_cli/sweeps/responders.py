@@ -154,9 +154,8 @@ def _actor_overrides(name: str, actor: Any, record: Mapping[str, Any], is_learne
 def _critic_overrides(name: str, critic: CriticConfig) -> Iterator[str]:
     """The settings of a learner's critic: an actor of another kind would have the defaults of its kind."""
     for field in fields(critic):
-        value = getattr(critic, field.name)
-        if field.name not in NEW_CRITIC and not (field.name in SAME_MODEL and value is None):
-            yield f"task.agents.{name}.critic.{field.name}={_format_value(value)}"
+        if field.name not in NEW_CRITIC:
+            yield f"task.agents.{name}.critic.{field.name}={_format_value(getattr(critic, field.name))}"
 
 
 def _format_value(value: Any) -> str:

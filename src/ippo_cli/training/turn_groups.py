@@ -79,7 +79,7 @@ def collect_candidates(
         value_states,
         follows_best=settings.follow is FollowedCandidate.best,
     )
-    build = partial(build_rows, branched.episodes, branched.groups, least_number=config.tracker.turns, device=device)
+    build = partial(build_rows, branched.episodes, branched.groups, min_number=config.tracker.turns, device=device)
     num_tokens = int(distributed.all_sum(torch.tensor(branched.num_tokens)))
     return CandidateBuffer(episodes=branched.episodes, rows={name: build(name) for name in team}, num_tokens=num_tokens)
 
@@ -89,15 +89,15 @@ def build_rows(
     groups: Sequence[CandidateGroup],
     agent: str,
     *,
-    least_number: int,
+    min_number: int,
     device: torch.device,
 ) -> CandidateRows:
     """An agent's candidates, by row. Collective.
 
-    `least_number`: of candidates that are not in the episode; above the turns with metrics of their own.
+    `min_number`: smallest turn number of candidates that are not in the episode, above those of turns with metrics.
     """
     own_turns = [episode.trainable_turns(agent) for episode in episodes]
-    first = max(distributed.gather_objects(max([least_number, *map(len, own_turns)])))
+    first = max(distributed.gather_objects(max([min_number, *map(len, own_turns)])))
     turns: list[list[Turn]] = [[] for _ in episodes]
     entries: list[tuple[int, int, int, float]] = []  # row, turn, label and return of each candidate
     for label, group in enumerate(groups):
