@@ -53,4 +53,5 @@ def test_caller_and_called_agent_learn_from_the_turns_that_were_called(tmp_path:
         assert 0 < row["high/rollout/turns"] < 2
         assert row["high/score/mean"] is not None
         assert row["high/policy/loss"] is not None
-        assert row["high/rollout/response_length/turn/3"] is None, "three turns of the caller have two calls"
+        assert row["high/rollout/response_length/turn/1"] is not None
+        assert "high/rollout/response_length/turn/3" not in row, "three turns of the caller have two calls"
