@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from learning import Outcome
 from omegaconf import OmegaConf
-from team_games import ALGORITHMS, MINI_BATCH, Algorithm, Bounds
+from team_games import ALGORITHMS, MINI_BATCH, SHORT_WARM_START, Algorithm, Bounds
 
 Values = dict[str, float]
 
@@ -166,6 +166,7 @@ REINFORCE = Algorithm(
     critic=False,
 )
 EQUAL_TOKENS = 56  # iterations of `copy_1`, which has 80: seven tenths
+SHORT = (f"actor.warm_start_steps={SHORT_WARM_START}",)
 COPY_ALONE = ("task=scripts/bench/alone.yaml", "rollout.max_new_tokens=4")
 ONE_LETTER_EACH = (  # few enough responses for exact credit
     "task.length=2",
@@ -211,14 +212,16 @@ TABLES: dict[str, Table] = {
             "MAPoRL and others compare with a single model). Each of two agents writes two letters, or one "
             "agent writes all four; learning rates and models are equal. The team's episodes have ten tokens, "
             "three of each prompt and two of each answer, and the single agent's have seven: with equal tokens the "
-            "team trains on fewer episodes."
+            "team trains on fewer episodes. The warm start has 10 steps: most first answers are invalid, and scores "
+            "begin at -.5."
         ),
         tasks=("copy_1",),
         variants={
-            "team": Variant(about="two agents write two letters each"),
-            "single": Variant(about="one agent writes all four", task=COPY_ALONE),
+            "team": Variant(about="two agents write two letters each", overrides=SHORT),
+            "single": Variant(about="one agent writes all four", overrides=SHORT, task=COPY_ALONE),
             "fewer": Variant(
-                about="two agents, as many tokens as the single agent", overrides=(f"num_iterations={EQUAL_TOKENS}",)
+                about="two agents, as many tokens as the single agent",
+                overrides=(*SHORT, f"num_iterations={EQUAL_TOKENS}"),
             ),
         },
         measure=measure_curve,

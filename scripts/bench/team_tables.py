@@ -34,7 +34,7 @@ from learning import write_between
 from record import common_settings, recorded_settings
 from reliable import t_interval
 from team_claims import AGENT_NAMES, TABLES, Training, Values, Variant, run_module
-from team_games import ENUMERATED_TASKS, TASKS
+from team_games import ENUMERATED_TASKS, TASKS, WARM_START
 from teams import settings
 
 from ippo_cli.compose.arguments import normalize_arguments
@@ -231,7 +231,8 @@ class Trainer:
                 run_module("export", f"run={trained}", f"to={folder}")
 
     def _settings(self, task: str, variant: Variant, seed: int) -> Iterator[str]:
-        game = GAMES[task]
+        # Initial agents are partners and baselines: they give valid answers.
+        game = replace(GAMES[task], warm_start_steps=WARM_START)
         own = list(settings(game, variant.algorithm, SCALE, quick=self._quick))
         if variant.task:
             own = [*variant.task, *(text for text in own if text not in game.overrides)]

@@ -24,7 +24,7 @@ from algorithms import EVERY_RUN, ROOT, Job, run, with_common_arguments
 from hydra.errors import HydraException
 from learning import Outcome, write_between
 from record import Record, recorded_settings
-from team_games import ALGORITHMS, QUICK, SCALES, TASKS, Algorithm, Task
+from team_games import ALGORITHMS, FROM_SCRATCH, QUICK, SCALES, TASKS, Algorithm, Task
 from team_report import Run, tables
 
 from ippo_cli.compose.arguments import normalize_arguments
@@ -125,6 +125,10 @@ def settings(task: Task, algorithm: Algorithm, scale: str, *, quick: bool = Fals
     larger = SCALES[scale]
     buffer = algorithm.buffer
     iterations = task.episodes * larger.episodes // buffer
+    if larger.from_scratch:
+        yield from FROM_SCRATCH
+        # Teaches the format of answers with random actions.
+        yield from (f"actor.warm_start_steps={task.warm_start_steps}", "actor.warm_start_learning_rate=3e-3")
     yield from (*larger.overrides, *task.overrides, *algorithm.overrides)
     # Settings of presets that do not define the algorithm are made equal.
     yield "algorithm.entropy_coef=0"

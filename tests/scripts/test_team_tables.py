@@ -52,6 +52,19 @@ def test_equal_tokens_are_fewer_iterations_of_the_team(tmp_path: Path) -> None:
     assert 80 * (3 + 4) == 56 * 2 * (3 + 2), "tokens per episode: of the single agent, of the team"
 
 
+def test_initial_agents_give_valid_answers_unless_only_learning_is_measured(tmp_path: Path) -> None:
+    trainer = team_tables.Trainer(tmp_path)
+    steps = {
+        table: {
+            trainer.make_job("copy_1", name, variant, 0).config.actor.warm_start_steps
+            for name, variant in TABLES[table].variants.items()
+            if variant.partner is None
+        }
+        for table in ("single_agent", "one_trained", "lazy_agents")
+    }
+    assert steps == {"single_agent": {10}, "one_trained": {100}, "lazy_agents": {100}}
+
+
 def test_curve_is_the_mean_over_training() -> None:
     for places in ((0, 900), (0, 300, 600, 900), (0, 300, 600, 750, 900)):  # a line from 0 to .45
         points = [(place, 0.45 * place / 900) for place in places]

@@ -252,6 +252,16 @@ def test_larger_settings_are_valid(scale: str, more: list[str], monkeypatch: pyt
     monkeypatch.chdir(ROOT)
     config = teams.job("copy_3", "ippo_clipped", 0, make_arguments(scale=scale, more=more)).config
     assert config.num_iterations * config.rollout.buffer_size == 4 * TASKS["copy_3"].episodes
+    assert hasattr(config.actor, "warm_start_steps") == (scale == "large")
+
+
+def test_warm_start_is_a_setting_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    steps = {
+        task: teams.job(task, "ippo_clipped", 0, make_arguments()).config.actor.warm_start_steps
+        for task in ("signalling", "copy_1", "copy_6")
+    }
+    assert steps == {"signalling": 100, "copy_1": 10, "copy_6": 30}
 
 
 def make_run(task: str, algorithm: str, seed: int, last: float) -> Run:
