@@ -2,7 +2,7 @@
 
     python scripts/bench/teams.py                                 missing runs; some hours on two cores
     python scripts/bench/teams.py --jobs 2 --seeds 0 1 2 --tasks copy_1 copy_6_end --algorithms ippo_clipped mappo
-    python scripts/bench/teams.py --scale large --with actor=full actor.model=MODEL --output outputs/large
+    python scripts/bench/teams.py --scale pretrained --with actor.model=MODEL --output outputs/pretrained
     python scripts/bench/teams.py --report                        tables and pictures of recorded runs, no training
     python scripts/bench/teams.py --quick --output /tmp/try --docs /tmp/try
 
@@ -127,7 +127,7 @@ def settings(task: Task, algorithm: Algorithm, scale: str, *, quick: bool = Fals
     iterations = task.episodes * larger.episodes // buffer
     if larger.from_scratch:
         yield from FROM_SCRATCH
-        # Teaches the format of answers with random actions.
+        # Teaches the format of answers, not their content.
         yield from (f"actor.warm_start_steps={task.warm_start_steps}", "actor.warm_start_learning_rate=3e-3")
     yield from (*larger.overrides, *task.overrides, *algorithm.overrides)
     # Settings of presets that do not define the algorithm are made equal.
