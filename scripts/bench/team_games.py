@@ -125,8 +125,8 @@ SCALES = {
 }
 # For tasks in which policies become deterministic with wrong answers at the scale's rates.
 LOW_RATE = 1 / 3
-# For tasks in which some seeds ignore the prompt after a longer warm start. Most initial answers are invalid: with a
-# reward only if all letters are right, or with signs, the format is not learnt then, or late.
+# For tasks in which some seeds ignore the prompt after a longer warm start. Most initial answers are invalid, so tasks
+# with signs, or with a reward only if all letters are right, are learnt worse with it.
 SHORT_WARM_START = 10
 MEDIUM_WARM_START = 30  # for six turns
 QUICK = ("num_iterations=2", "evaluation.every=1", "task.eval_size=16")
