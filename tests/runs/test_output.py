@@ -95,9 +95,13 @@ def test_run_survives_quick_interrupts_but_not_a_later_one(monkeypatch: pytest.M
 
 
 def test_closed_terminal_preempts_run() -> None:
-    with PreemptionHandler() as preemption:
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert preemption.received_signal is signal.SIGHUP
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run with nohup
+    try:
+        with PreemptionHandler() as preemption:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert preemption.received_signal is signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_nohup_ignores_closed_terminal() -> None:
