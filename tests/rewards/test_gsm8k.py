@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from ippo_cli.config.schema import NumberMatch
-from ippo_cli.rewards.gsm8k import Gsm8kReward, last_number, reference_number, strict_number
+from ippo_cli.rewards.gsm8k import Gsm8kReward, reference_number
+from ippo_cli.rewards.number_text import last_number, strict_number
 
 FILE = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k" / "test.jsonl"
 REFERENCE = "She makes 9 * 2 = $<<9*2=18>>18 a day.\n#### 18"
@@ -35,7 +37,7 @@ REFERENCE = "She makes 9 * 2 = $<<9*2=18>>18 a day.\n#### 18"
         ("#### 18\n####", "18", "18"),
         ("The answer is 18", None, "18"),
         ("so 21-3 = 18", None, "18"),
-        ("that is 21-3", None, "3"),  # the minus of a difference is not a sign
+        ("21-3 = 18", None, "18"),
         ("#### eighteen", None, None),
         ("### 18", None, "18"),
         ("", None, None),
@@ -46,10 +48,10 @@ REFERENCE = "She makes 9 * 2 = $<<9*2=18>>18 a day.\n#### 18"
         ("#### 18%.", "18", "18"),
         ("#### 18, 19", "18", "19"),  # `strict` takes the first number after `####`
         ("#### 18 or 19", "18", "19"),
-        ("#### 18/2", "18", "2"),
-        ("#### 1.8e1", "1.8", "1"),
-        ("#### 1 024", "1", "24"),
-        ("#### 1.024,50", "1.024", "50"),
+        ("#### 18/2", None, None),
+        ("#### 1.8e1", None, None),
+        ("#### 1 024", None, None),
+        ("#### 1.024,50", None, None),
         ("#### +18", None, "18"),
         ("####\n18", None, "18"),
         ("#### answer: 18", None, "18"),
@@ -67,6 +69,82 @@ REFERENCE = "She makes 9 * 2 = $<<9*2=18>>18 a day.\n#### 18"
 def test_strict_and_flexible_number(text: str, strict: str | None, flexible: str | None) -> None:
     assert strict_number(text) == (None if strict is None else Decimal(strict))
     assert last_number(text) == (None if flexible is None else Decimal(flexible))
+
+
+EXPRESSIONS = [
+    "1,2,3",
+    "3,5 kg",
+    "3,4",
+    "0,500",
+    "1,024,5",
+    "3/4",
+    "3 / 4",
+    "10:30",
+    "3 : 4",
+    "21-3",
+    "21 - 3",
+    "2x3",
+    "2 \u00d7 3",
+]
+EXPRESSIONS += [
+    "10^6",
+    "10^{6}",
+    "5\u00b2",
+    "1.5e-3",
+    "1'000",
+    "1_000",
+    "1\u202f000",
+    "1.2.3",
+    "2024-01-05",
+    "12/25/2024",
+    "2**3",
+]
+EXPRESSIONS += [
+    "2\\pi",
+    "2π",
+    r"\frac{3}{4}",
+    r"3\frac12",
+    r"\sqrt{2}",
+    "√2",
+    "½",
+    "5½",
+    "5/$3",
+    "1..5",
+    r"2 \times 3",
+    r"2\cdot3",
+    "3--2",
+]
+
+
+@pytest.mark.parametrize("text", EXPRESSIONS)
+def test_digits_of_an_expression_are_no_number_on_either_side(text: str) -> None:
+    assert reference_number(text) is None
+    assert last_number(f"So 7 times: {text}") is None
+    assert strict_number(f"#### 7\n#### {text}") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("20 m^2", 20),
+        ("20 m^{2}", 20),
+        ("x_1 = 7", 7),
+        ("day 3: 15", 15),
+        ("9 in total, 5 left", 5),
+        (r"32,\!348", 32348),
+        ("1{,}024", 1024),
+    ],
+)
+def test_units_and_punctuation_beside_a_number(text: str, number: int) -> None:
+    assert last_number(text) == number
+
+
+@pytest.mark.parametrize("text", ["1 ", "1,", "1^", "####", "\\frac{", "\\frac{1}", "\\sqrt[", " ", "#### "])
+def test_number_search_takes_linear_time(text: str) -> None:
+    begun = time.process_time()
+    last_number(text * 100_000)
+    strict_number(text * 100_000)
+    assert time.process_time() - begun < 5.0
 
 
 def test_match_selects_score_and_both_are_logged() -> None:

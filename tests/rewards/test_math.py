@@ -83,6 +83,101 @@ def test_mathematical_equality(reward: MathReward) -> None:
     assert found.parts == {"found": [case[3] for case in CASES]}
 
 
+ANSWERS = [  # choices, times of day, signs of Unicode and Chinese text, brackets, units
+    ("B", "\\boxed{B}", 1.0),
+    ("B", "\\boxed{\\text{B}}", 1.0),
+    ("(B)", "The correct option is B.", 1.0),
+    ("B", "**Answer: B**", 1.0),
+    ("B", "Answer: (C)", 0.0),
+    ("B", "\\boxed{C. 15}", 0.0),
+    ("B", "\\boxed{B. 15}", 1.0),
+    ("C", "the answer is $\\boxed{\\mathrm{(C)}\\ 3}$", 1.0),
+    ("B", "The answer is 12.", 0.0),
+    ("A", "The answer is A big number", 0.0),
+    ("D", "So the final answer is D", 1.0),
+    ("B", "\u7b54\u6848\u662fB", 1.0),
+    ("B", "\u7b54\u6848\uff1a(B)\u3002", 1.0),
+    ("\\textbf{(B)}", "\\boxed{\\text{(B) }}", 1.0),
+    ("A", "A", 1.0),
+    ("B", "(B)", 1.0),
+    ("x", "\\boxed{x}", 1.0),
+    ("6:30 p.m.", "at 6:30 PM.", 1.0),
+    ("6:30 p.m.", "\\boxed{6:30 a.m.}", 0.0),
+    ("6:30 p.m.", "\\boxed{18:30}", 1.0),
+    ("\\text{10 a.m.}", "It is at 10:00 a.m.", 1.0),
+    ("\\text{10 a.m.}", "\\boxed{10\\text{ am}}", 1.0),
+    ("12:15 a.m.", "\\boxed{0:15}", 1.0),
+    ("3:4", "\\boxed{\\frac34}", 1.0),
+    ("3:4", "\\boxed{3:4}", 1.0),
+    ("\\sqrt{2}", "The answer is \u221a2.", 1.0),
+    ("2", "The answer is \u221a2.", 0.0),
+    ("3", "so it is 3\\sqrt{2}", 0.0),
+    ("3\\sqrt{2}", "so it is 3\\sqrt{2}", 1.0),
+    ("3\\sqrt{2}", "so it is 3\u221a2", 1.0),
+    ("\\frac{\\pi}{2}", "\u03c0/2", 1.0),
+    ("\\frac{\\pi}{2}", "\\boxed{\u03c0/2}", 1.0),
+    ("x^2+1", "\\boxed{x\xb2+1}", 1.0),
+    ("x^2+1", "The answer is x\xb2+1.", 1.0),
+    ("\\infty", "\\boxed{\u221e}", 1.0),
+    ("[-1,\\infty)", "\\boxed{[-1,\u221e)}", 1.0),
+    ("90", "\\boxed{90\xb0}", 1.0),
+    ("90^\\circ", "The angle is 90\xb0.", 1.0),
+    ("\\frac12", "\\boxed{\xbd}", 1.0),
+    ("x\\le 5", "\\boxed{x\u22645}", 1.0),
+    ("-3", "\\boxed{\u22123}", 1.0),
+    ("42", "\u7b54\u6848\uff1a42", 1.0),
+    ("42", "\u6240\u4ee5\u7b54\u6848\u4e3a42\u4e2a\u3002", 1.0),
+    ("1.5", "\u7b54\u6848\u662f1.5\u5143", 1.0),
+    ("\\frac{1}{2}", "\u7b54\u6848\u662f\\frac{1}{2}\u3002", 1.0),
+    ("2^{10}", "2\xb9\u2070", 1.0),
+    ("(1,2)", "\\boxed{(1,2)}", 1.0),
+    ("(1,2)", "$\\left\\{1,2\\right\\}$", 0.0),
+    ("\\{1,2\\}", "$(1,2)$", 0.0),
+    ("\\{1,2\\}", "\\boxed{1,2}", 1.0),
+    ("\\{1,2\\}", "\\boxed{\\{2, 1\\}}", 1.0),
+    ("(1,2)", "\\boxed{1,2}", 1.0),
+    ("1,2", "\\boxed{\\{1,2\\}}", 1.0),
+    ("(1,2)", "\\boxed{[1,2]}", 0.0),
+    ("5\\text{ hours}", "\\boxed{300\\text{ minutes}}", 1.0),
+    ("5\\text{ hours}", "\\boxed{5}", 1.0),
+    ("5\\text{ hours}", "It takes 5 minutes.", 0.0),
+    ("5\\text{ hours}", "The answer is 5 hours.", 1.0),
+    ("5\\text{ cm}^2", "\\boxed{5\\text{ cm}^2}", 1.0),
+    ("5\\text{ cm}^2", "\\boxed{5\\text{ cm}}", 0.0),
+    ("5\\text{ cm}^2", "\\boxed{5\\ \\mathrm{m}^2}", 0.0),
+    ("1\\text{ m}^2", "\\boxed{10000\\text{ cm}^2}", 1.0),
+    ("5\\text{ cm}", "\\boxed{0.05\\text{ m}}", 1.0),
+    ("5", "\\boxed{5 \\text{ apples}}", 1.0),
+    ("5m", "\\boxed{5m}", 1.0),
+    ("2s", "\\boxed{3s}", 0.0),
+    ("\\frac12\\text{ hour}", "\\boxed{30\\text{ minutes}}", 1.0),
+    ("5 \\text{ feet}", "\\boxed{5 \\text{ ft}}", 1.0),
+    ("5 \\text{ feet}", "\\boxed{5 \\text{ inches}}", 0.0),
+    ("5\\text{ kg}", "\\boxed{5\\text{ g}}", 0.0),
+    ("50\\text{ cents}", "\\boxed{50\\text{ dollars}}", 0.0),
+    ("50\\text{ miles}", "so we get $50$ miles", 1.0),
+    ("50\\text{ miles}", "so we get $50$ km", 0.0),
+    ("12", "the answer is 12 in total", 1.0),
+    ("12 in", "12 in", 1.0),
+    ("5\\%", "\\boxed{5\\%}", 1.0),
+    ("1/3", "the answer is 1/3.", 1.0),
+    ("2.5", "The answer is 2.5.", 1.0),
+    ("(-1,2)", "The answer is (-1, 2).", 1.0),
+    ("42", "The option is 42", 1.0),
+    ("\\text{even}", "\\boxed{\\text{even}}", 1.0),
+    ("even", "the answer is even", 0.0),
+    ("A+B", "\\boxed{A+B}", 1.0),
+]
+
+
+def test_answers_that_are_no_expressions(reward: MathReward) -> None:
+    found = reward([{"answer": case[0]} for case in ANSWERS], {"solver": [case[1] for case in ANSWERS]})
+    assert not found.failures
+    assert found.team is not None
+    wrong = [case for case, score in zip(ANSWERS, found.team, strict=True) if score != case[2]]
+    assert wrong == []
+
+
 def test_timeout_fails_only_its_row(reward: MathReward) -> None:
     reward([{"answer": "1"}] * 2, {"solver": ["1", "2"]})  # starts the processes
     tower = r"\boxed{9^{9^{9^{9^{9^{9}}}}}}"
@@ -108,7 +203,7 @@ def test_references_are_checked_before_training(reward: MathReward) -> None:
         reward.validate_examples([{"answer": ""}, {"answer": " "}])
 
 
-@pytest.mark.parametrize("reference", ["2 million", "5 dollars", "1/2 cup"])
+@pytest.mark.parametrize("reference", ["2 million", "5 widgets", "1/2 cup"])
 def test_number_with_an_unknown_word_is_unreadable(reward: MathReward, reference: str) -> None:
     with pytest.raises(ConfigError, match="is not an expression"):
         reward.validate_examples([{"answer": reference}])

@@ -26,7 +26,7 @@ WEIGHTS = {"right": 0.5, "near": 0.25, "bare": 0.25}
         ("42.0", 1.0, 1.0, 1.0),
         ("42.", 1.0, 1.0, 0.0),
         ("17 + 25 equals 42", 1.0, 1.0, 0.0),
-        ("42 is 17 + 25", 0.0, 1 - 17 / 42, 0.0),  # the last number counts
+        ("42 is more than 25", 0.0, 1 - 17 / 42, 0.0),  # the last number counts
         ("40", 0.0, 1 - 2 / 42, 1.0),
         ("44", 0.0, 1 - 2 / 42, 1.0),
         ("100", 0.0, 0.0, 1.0),  # the error exceeds the reference

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
 from ippo_cli.config.schema import Gsm8kRewardConfig, NumberMatch
 from ippo_cli.rewards.contract import Reward, mean_over_agents
 from ippo_cli.rewards.episodes import Responses
+from ippo_cli.rewards.number_text import last_number, parse_single_number, strict_number
 from ippo_cli.rewards.references import check_references, reference_answers, render_reference
 from ippo_cli.rewards.response_adapter import Agents, ResponseRewardAdapter, adapt_response_reward
 from ippo_cli.types import Example
 
-# Optional sign and currency, digits with optional commas, and decimals. The minus in `5-3` is not a sign.
-NUMBER = r"(?:\$?(?<![0-9])[-\u2212])?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
-_ANSWER = re.compile(rf"####[ \t]*({NUMBER})")
-_ANY_NUMBER = re.compile(NUMBER)
-_GROUPS = re.compile(r"[0-9]+|[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}")  # thousands, or lakhs as in 12,34,567
-_WHOLE = re.compile(rf"[€£¥]?({NUMBER})[ \t]*(?:[%€£¥]|\\%)?\.?")  # a number with an optional currency or percent sign
 REMEDY = "use reward=math for expressions, or exclude such rows with task.filter"
 
 
@@ -31,8 +25,8 @@ class Gsm8kReward:
     `strict` reads the number after the last `####`, `flexible` the last number of the response; both are logged.
     For reference `1024`, `so 7. #### 1,024.00` is correct by both rules, `the answer is 1024` only by `flexible`.
 
-    The rules are verl's (verl/utils/reward_score/gsm8k.py), but values are compared as numbers; verl compares the
-    strings without commas.
+    The rules are verl's (verl/utils/reward_score/gsm8k.py), but values are compared as numbers, and digits of a larger
+    expression (`3/4`, `1,2,3`, `10:30`) are no number; verl compares the strings without commas.
     """
 
     def __init__(self, answers: Mapping[str, str], match: NumberMatch) -> None:
@@ -59,29 +53,12 @@ class Gsm8kReward:
         )
 
 
-def strict_number(text: str) -> Decimal | None:
-    """The number after the last `####` that is followed by a number."""
-    answers = _ANSWER.findall(text)
-    return _parse_number(answers[-1]) if answers else None
-
-
-def last_number(text: str) -> Decimal | None:
-    """The last number of the text."""
-    numbers = _ANY_NUMBER.findall(text)
-    return _parse_number(numbers[-1]) if numbers else None
-
-
 def reference_number(text: str) -> Decimal | None:
     """The number of a reference answer: a solution that ends with `#### number`, or only a number.
 
-    None for an answer that is not just a number, such as `3/4`, `20 m^2` or `10^6`: its last number is a different
-    value. Also None if commas do not separate thousands: `1,5` is a decimal or two numbers.
+    None for an answer that is not just a number, such as `3/4`, `20 m^2`, `10^6` or `1,5`.
     """
-    number = _WHOLE.fullmatch(text.rsplit("####", 1)[-1].strip())
-    if number is None:
-        return None
-    whole = number[1].lstrip("$-\u2212").partition(".")[0].rstrip(",")
-    return _parse_number(number[1]) if not whole or _GROUPS.fullmatch(whole) else None
+    return parse_single_number(text.rsplit("####", 1)[-1])
 
 
 def check_number_references(answers: Mapping[str, str], examples: Sequence[Example]) -> list[str]:
@@ -91,11 +68,6 @@ def check_number_references(answers: Mapping[str, str], examples: Sequence[Examp
         return [reference_number(text) is None for text in texts]
 
     return check_references(answers, examples, find_unreadable, rule="a number", remedy=REMEDY)
-
-
-def _parse_number(number: str) -> Decimal:
-    """`-$1,024.00` as -1024."""
-    return Decimal(number.replace("\u2212", "-").replace("$", "").replace(",", ""))
 
 
 def _score_numbers(wanted: Sequence[Decimal | None], numbers: Iterable[Decimal | None]) -> list[float]:

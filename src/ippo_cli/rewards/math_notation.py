@@ -1,7 +1,8 @@
 r"""Rewrites notations of numbers that math-verify misparses.
 
 It parses `5 1/2` as (5 + 1) / 2, `1.5e3` as 1.5 * e * 3, `0.\overline{3}` and `0.(3)` as 0, `10 000` as 10 * 0,
-`101_{\text{two}}` as 101, and `101 base 2` or `5 apples` as products of letters.
+`101_{\text{two}}` as 101, and `101 base 2` or `5 apples` as products of letters. It does not read roots, powers and
+other signs of Unicode, numbers beside Chinese text, and LaTeX without dollar signs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import unicodedata
 from decimal import Decimal
 from fractions import Fraction
+from itertools import groupby
 from typing import Any
 
 BASES = {
@@ -43,17 +45,74 @@ _BASE = re.compile(
     rf"\b([0-9A-Z]+)(?:\s*_\s*(?:\{{\s*{_TEXT}{_NAMED}\s*\}}\s*\}}|{_TEXT}{_NAMED}\s*\}}|\{{{_NAMED}\}})"
     rf"|,?\s+(?:in\s+)?base\s+{_NAMED}\b)"
 )
+_SIGNS = {
+    "∞": r"\infty ",
+    "π": r"\pi ",
+    "\u00d7": r"\times ",
+    "⋅": r"\cdot ",
+    "·": r"\cdot ",
+    "÷": r"\div ",
+    "±": r"\pm ",
+    "≤": r"\le ",
+    "≥": r"\ge ",
+    "≠": r"\ne ",
+    "\u222a": r"\cup ",
+    "∩": r"\cap ",
+    "°": r"^\circ ",
+    "\u2212": "-",
+    "。": ". ",
+    "\uff0c": ", ",
+    "\uff1a": ": ",
+    "\uff08": "(",
+    "\uff09": ")",
+}
+_ROOT = re.compile(r"([√∛∜])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
+_ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
+_POWER = re.compile(r"[⁺⁻⁰¹²³⁴-⁹]+")
+_INDEX = re.compile(r"[₀-₉]+")
+_BESIDE_HAN = re.compile(r"(?<=[\u3400-\u9fff])(?=[!-~])|(?<=[!-~])(?=[\u3400-\u9fff])")
+_MARKED = re.compile(r"\$|\\boxed|\\\(|\\\[|\\begin")
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_FORMULA_COMMANDS = {"frac", "dfrac", "tfrac", "sqrt", "pi", "infty", "circ", "cdot", "times", "binom", "log", "ln"}
+_FORMULA_SIGN = re.compile(r"[\^_]\{|[(\[][^()\[\]]*,[^()\[\]]*[)\]]")  # powers, indices, tuples and intervals
 _UNIT = re.compile(r"\$?[0-9][0-9.,/]*\s+[A-Za-z]{3,}(?:\s+[A-Za-z]+)*\.?\$?")
 
 
 def rewrite_notation(text: str) -> str:
     """Rewrite the notations of a text without changing its meaning."""
-    text = re.sub(r"</?answer>", " ", "".join(map(_rewrite_character, text)))
+    if not text.isascii():
+        text = _rewrite_unicode(text)
+    text = re.sub(r"</?answer>", " ", text)
     text = _BASE.sub(_rewrite_base, text)
     text = _RECURRING.sub(_to_fraction, text)
     text = _SCIENTIFIC.sub(_expand_scientific, text)
     text = _MIXED.sub(_to_improper_fraction, text)
     return _GROUPED.sub(lambda found: re.sub(_SPACE, "", found[0]), text)
+
+
+def mark_mathematics(text: str) -> str:
+    """Put dollar signs around LaTeX in a text that marks no mathematics, such as `it is \\sqrt{2}`."""
+    if _MARKED.search(text):
+        return text
+    parts = re.split(r"(\s+)", text)
+    formula = [_COMMAND.search(part) or not re.search(r"[^\W\d_]{2}|^$", part) for part in parts]
+    marked = []
+    for is_formula, group in groupby(range(len(parts)), key=lambda place: bool(formula[place])):
+        joined = "".join(parts[place] for place in group)
+        if is_formula and (_FORMULA_COMMANDS.intersection(_COMMAND.findall(joined)) or _FORMULA_SIGN.search(joined)):
+            core = joined.strip().rstrip(".,;:!?")
+            joined = joined.replace(core, f"${core}$", 1)
+        marked.append(joined)
+    return "".join(marked)
+
+
+def _rewrite_unicode(text: str) -> str:
+    """Write the signs of Unicode in LaTeX, and spaces between Chinese text and numbers."""
+    text = _ROOT.sub(lambda found: f"{_ROOTS[found[1]]}{{{found[2] or found[3] or found[4] or ''}}}", text)
+    for pattern, mark in ((_POWER, "^"), (_INDEX, "_")):
+        text = pattern.sub(lambda found, mark=mark: f"{mark}{{{unicodedata.normalize('NFKC', found[0])}}}", text)
+    text = _BESIDE_HAN.sub(" ", "".join(_SIGNS.get(character) or _rewrite_character(character) for character in text))
+    return text.replace("\u2212", "-")
 
 
 def has_unknown_unit(text: str, value: Any) -> bool:

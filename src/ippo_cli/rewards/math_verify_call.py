@@ -3,7 +3,7 @@
 Computer algebra can take unbounded time, for example on a tower of powers. math-verify's own time limits are off: they
 use alarms, which do not interrupt all of its code. This module checks what math-verify compares only to six decimals,
 drops or cannot parse (exact numbers, numerals in bases, percentages, currency); `math_notation.py` rewrites what it
-misparses.
+misparses, `math_answers.py` reads answers that are no expressions.
 """
 
 from __future__ import annotations
@@ -16,13 +16,24 @@ from typing import Any, NamedTuple
 from math_verify import parse, verify  # pyright: ignore[reportMissingImports]
 from sympy import Basic, Eq, FiniteSet, Float, Mul, Rational, UnevaluatedExpr  # pyright: ignore
 
-from ippo_cli.rewards.math_notation import has_unknown_unit, rewrite_notation
+from ippo_cli.rewards.math_answers import (
+    compare_choices,
+    compare_times,
+    find_final_answer,
+    find_unit_after,
+    is_set,
+    is_tuple,
+    split_unit,
+    strip_markup,
+)
+from ippo_cli.rewards.math_notation import has_unknown_unit, mark_mathematics, rewrite_notation
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # suppresses its warning that time limits are off
 
 DIGITS = 50  # precision for evaluating exact numbers
 EXACT_TOLERANCE = 1e-30  # relative tolerance for exact numbers
 ROUNDED_TOLERANCE = 1e-3  # relative tolerance if a number has decimals, in addition to math-verify's six decimals
+MAX_BARE_CHOICE = 20  # characters of a response that is only the letter of a choice
 _NUMERAL_WITH_BASE = re.compile(r"([0-9A-Za-z]+)_\{?(?:\\text\{)?([0-9]+)\}*")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$")
 _SPACING = re.compile(r"\\[!,;: ]|\\(?:dollar|quad)\b")
@@ -38,9 +49,47 @@ class ParsedAnswer(NamedTuple):
 
 def compare(reference: str, text: str) -> dict[str, float]:
     """Whether the text has an answer (`found`), and whether the answer equals the reference (`right`)."""
-    wanted, answer = parse_reference(reference), _parse_response(rewrite_notation(text))
-    right = bool(answer.values) and _is_equal(wanted, answer)
-    return {"found": float(bool(answer.values)), "right": float(right)}
+    text = rewrite_notation(text)
+    right = _compare_special(reference, text)
+    if right is None:
+        wanted, answer = parse_reference(reference), _parse_response(mark_mathematics(text))
+        right = bool(answer.values) and _is_equal_quantity(reference, wanted, text, answer)
+        return {"found": float(bool(answer.values)), "right": float(right)}
+    return {"found": 1.0, "right": float(right)}
+
+
+def _compare_special(reference: str, text: str) -> bool | None:
+    """Compare choices and times of day; None for other answers."""
+    wanted, final = strip_markup(_last_part(reference)), find_final_answer(text)
+    bare = text if len(text) <= MAX_BARE_CHOICE else ""
+    right = compare_choices(wanted, strip_markup(final or bare))
+    return compare_times(wanted, strip_markup(final or text)) if right is None else right
+
+
+def _last_part(reference: str) -> str:
+    return rewrite_notation(reference.rsplit("####", 1)[-1].strip())
+
+
+def _is_equal_quantity(reference: str, wanted: ParsedAnswer, text: str, answer: ParsedAnswer) -> bool:
+    """Equality of values, and of units and brackets where both sides have them."""
+    brackets = strip_markup(wanted.text), strip_markup(answer.text)
+    if any(is_set(one) and is_tuple(other) for one, other in (brackets, brackets[::-1])):
+        return False
+    wanted_value, wanted_unit = split_unit(strip_markup(_last_part(reference)))
+    final, answer_unit = split_unit(strip_markup(find_final_answer(text)))
+    if answer_unit is None and not final:
+        answer_unit = find_unit_after(strip_markup(text), brackets[1])
+        final = brackets[1]
+    if wanted_unit is None or answer_unit is None or wanted_unit == answer_unit:
+        return _is_equal(wanted, answer)
+    if wanted_unit.dimension != answer_unit.dimension:
+        return False
+    values = [parse(f"${value}$", parsing_timeout=0)[:1] for value in (wanted_value, final)]
+    if not all(value and isinstance(value[0], Basic) for value in values):
+        return False
+    sizes = [Rational(unit.size.numerator, unit.size.denominator) for unit in (wanted_unit, answer_unit)]
+    first, second = (_right_side(value[0]) * size for value, size in zip(values, sizes, strict=True))
+    return _verify([first, str(first)], [second, str(second)])
 
 
 @cache
@@ -49,11 +98,14 @@ def parse_reference(text: str) -> ParsedAnswer:
 
     Raises `ValueError` if math-verify cannot parse it.
     """
-    answer = _without_currency(rewrite_notation(text.rsplit("####", 1)[-1].strip()))
+    answer = _without_currency(_last_part(text))
     marked = any(mark in answer for mark in ("$", r"\boxed", r"\(", r"\["))
     if marked:
         found = _parse_response(answer)
     else:
+        value, unit = split_unit(strip_markup(answer))
+        if unit and len(answer) - len(value) > 2:  # a single letter may be a variable
+            answer = value
         percent = _PERCENT.search(answer)
         plain = answer[: percent.start()] if percent else answer
         # Without `$`, math-verify parses `2\sqrt{2}` as 2.

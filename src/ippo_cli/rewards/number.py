@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from ippo_cli.config.schema import NumberRewardConfig
 from ippo_cli.rewards.contract import Reward, mean_over_agents
 from ippo_cli.rewards.episodes import Responses
-from ippo_cli.rewards.gsm8k import NUMBER, check_number_references, last_number, reference_number
+from ippo_cli.rewards.gsm8k import check_number_references, reference_number
+from ippo_cli.rewards.number_text import last_number, parse_number
 from ippo_cli.rewards.references import reference_answers, render_reference
 from ippo_cli.rewards.response_adapter import Agents, ResponseRewardAdapter, adapt_response_reward
 from ippo_cli.types import Example
-
-_BARE = re.compile(NUMBER)
 
 
 class NumberReward:
@@ -56,7 +54,7 @@ def score_parts(text: str, wanted: Decimal | None) -> dict[str, float]:
     """The score of each part; NaN (no score) if the reference has no number."""
     if wanted is None:
         return {"right": math.nan, "near": math.nan, "bare": math.nan}
-    bare = float(_BARE.fullmatch(text.strip()) is not None)
+    bare = float(parse_number(text.strip()) is not None)
     number = last_number(text)
     if number is None:
         return {"right": 0.0, "near": 0.0, "bare": bare}

@@ -12,8 +12,8 @@ from decimal import Decimal
 from typing import Any
 
 from ippo_cli.rewards.contract import mean_over_agents
-from ippo_cli.rewards.gsm8k import NUMBER, last_number
 from ippo_cli.rewards.number import nearness
+from ippo_cli.rewards.number_text import NUMBER, last_number, parse_number
 
 STEPS, NEAR, RIGHT = 0.5, 0.25, 0.25
 _RESULT = re.compile(r"=\s*(" + NUMBER + ")")
@@ -39,7 +39,7 @@ def score(examples: Sequence[Mapping[str, Any]], responses: Mapping[str, Sequenc
 
 def _score_text(results: Sequence[int | float | str], text: str) -> dict[str, float]:
     wanted = [Decimal(str(result)) for result in results]
-    found = [number for result in _RESULT.findall(text) if (number := last_number(result)) is not None]
+    found = [number for result in _RESULT.findall(text) if (number := parse_number(result)) is not None]
     written = list(zip(found, wanted, strict=False))  # extra results are ignored
     steps = sum(number == step for number, step in written) / len(wanted)
     near = sum(nearness(number, step) for number, step in written) / len(wanted)
