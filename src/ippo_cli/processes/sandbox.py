@@ -39,7 +39,7 @@ class ProgramFailed(Exception):
 class Sandbox:
     """One program in a new process, which exchanges lines of JSON until `close`.
 
-    `ask` returns the result of the program's function as built-in data, or raises an error of the same built-in type.
+    `call` returns the result of the program's function as built-in data, or raises an error of the same built-in type.
     """
 
     def __init__(self, kind: str, timeout_s: float) -> None:
@@ -67,6 +67,10 @@ class Sandbox:
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function under test."""
         return self._exchange({"call": encode_value((args, kwargs))})
+
+    def run_script(self, program: str, stdin: str) -> str:
+        """Run a program as a script; returns the first 64 KiB that it writes to standard output."""
+        return self._exchange({"script": program, "stdin": stdin})
 
     def close(self) -> None:
         """Kill the process group."""

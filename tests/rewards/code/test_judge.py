@@ -289,3 +289,60 @@ def test_long_run_of_blanks_is_linear() -> None:
     assert extract_code("```" + " " * 60_000 + "x", "f") == "```" + " " * 60_000 + "x"
     assert extract_code("```  python \nx = 1\n```", "f") == "x = 1\n"
     assert time.process_time() - start < 2.0
+
+
+SUM = "n = int(input())\nprint(sum(map(int, input().split())) / n)\n"
+SUMS = json.dumps({"inputs": ["2\n1 2\n", ["1", "5"]], "outputs": ["1.5\n", "5.0"]})
+
+
+@pytest.mark.parametrize(
+    ("text", "test", "share"),
+    [
+        (f"```python\n{SUM}```", SUMS, 1.0),
+        ("import sys\nn, *xs = map(int, open(0).read().split())\nprint(sum(xs) / n)\nsys.exit()", SUMS, 1.0),
+        ("if __name__ == '__main__':\n    " + SUM.replace("\n", "\n    "), SUMS, 1.0),
+        ("import sys\nsys.stdout.buffer.write(b'1.5')", SUMS, 0.5),
+        ("print('1.5')\nraise SystemExit(1)", SUMS, 0.0),
+        ("import os\nos._exit(0)", SUMS, 0.0),
+        ("print(", SUMS, 0.0),
+        (SUM, json.dumps([{"input": "1\n3", "output": "3.0", "testtype": "stdin"}]), 1.0),
+        ("def f(a, b): return (a, b)", json.dumps({"fn_name": "f", "inputs": [[1, 2]], "outputs": [[1, 2]]}), 1.0),
+        ("def f(a): return a", json.dumps({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], 3]}), 0.5),
+    ],
+)
+def test_inputs_and_outputs(text: str, test: str, share: float, kind: str) -> None:
+    found = judge([text], ["double"], "Write a program.", test, kind, 5.0)
+    assert (found["share"], found["passed"]) == (share, float(share == 1.0))
+
+
+@pytest.mark.parametrize(
+    "test", ['{"inputs": ["1"]}', '{"inputs": [], "outputs": []}', '{"inputs": [1], "outputs": ["1"]}', "[]"]
+)
+def test_invalid_inputs_and_outputs(test: str) -> None:
+    with pytest.raises(ValueError, match="tests"):
+        judge(["print(1)"], ["double"], "", test, "unsafe_local", 5.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Solution:\n    def double(self, x: Optional[int]) -> int:\n        return 2 * x\n",
+        "import asyncio\nasync def double(x):\n    await asyncio.sleep(0.001)\n"
+        "    return sum(await asyncio.gather(one(x), one(x)))\n"
+        "async def one(x):\n    return x\n",
+        "class Solution:\n    async def double(self, x):\n        return 2 * x\n",
+    ],
+)
+def test_methods_and_coroutines(text: str, kind: str) -> None:
+    assert said(text, kind=kind)["passed"] == 1.0
+    assert (
+        said(text.replace("return 2 * x", "return x").replace("return x\n", "return 3 * x\n"), kind=kind)["passed"]
+        == 0.0
+    )
+
+
+def test_integer_of_many_digits(kind: str) -> None:
+    calls = ("assert candidate(10**5000) == 2 * 10**5000", "assert candidate(-(2**70)) == -(2**71)")
+    test = "def check(candidate):\n    " + "\n    ".join(calls)
+    assert said(RIGHT, test, kind=kind)["passed"] == 1.0
+    assert said("def double(x): return 2 * x + 1", test, kind=kind)["passed"] == 0.0

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ippo_cli.processes.sandbox import Sandbox
+from ippo_cli.rewards.code.io_tests import IoTests, read_io_tests, run_io_tests
 from ippo_cli.rewards.code.program import (
     assemble_program,
     defines_function,
@@ -32,10 +33,17 @@ def judge(
 ) -> dict[str, float | str]:
     """Metrics of a program written in one text, or in a helper's text and the caller's text; numbers are from 0 to 1.
 
-    `names` are the functions that the texts must define; the last one is under test. Raises `ValueError` or
-    `SyntaxError` if the tests cannot run.
+    `names` are the functions that the texts must define; the last one is under test. Tests of inputs and outputs name
+    their function themselves, or run the program as a script. Raises `ValueError` or `SyntaxError` if the tests cannot
+    run.
     """
-    read_tests(test)  # invalid tests fail the row for any program
+    io_tests = read_io_tests(test)
+    if io_tests is None:
+        read_tests(test)  # invalid tests fail the row for any program
+    elif io_tests.function is None:
+        return _judge_script(io_tests, texts, prompt, sandbox, timeout_s)
+    else:
+        names = [*names[:-1], io_tests.function]
     *helper_names, name = names
     helpers = [extract_code(text, own) for text, own in zip(texts[:-1], helper_names, strict=True)]
     trees = [parse_code(helper) for helper in helpers]
@@ -54,8 +62,41 @@ def judge(
     if not all(parses) or not all(is_defined):
         return {**result, "why": "it does not parse" if not all(parses) else "a function is missing"}
     assert program is not None
-    tally = run_tests(join_programs([*helpers, program]), name, prompt, test, sandbox, timeout_s)
+    program = join_programs([*helpers, program])
+    if io_tests is not None:
+        tally = _run_io_tests(io_tests, program, sandbox, timeout_s)
+    else:
+        tally = run_tests(program, name, prompt, test, sandbox, timeout_s)
     return {**result, "share": tally.pass_rate, "passed": float(tally.all_passed), "why": tally.first_error}
+
+
+def _judge_script(
+    tests: IoTests, texts: list[str], prompt: str, sandbox: str, timeout_s: float
+) -> dict[str, float | str]:
+    """Metrics of a program, the parts of all texts together, that reads standard input."""
+    parts = [extract_code(text, "") for text in texts]
+    parses = [parse_code(part) is not None for part in parts]
+    result: dict[str, float | str] = {"parses": _fraction_true(parses), "defines": _fraction_true(parses)}
+    if len(texts) > 1:
+        result["calls"] = float(all(parses))
+    if not all(parses):
+        return {**result, "share": 0.0, "passed": 0.0, "why": "it does not parse"}
+    before = [prompt] if prompt.strip() and parse_code(prompt) is not None else []
+    tally = _run_io_tests(tests, join_programs([*before, *parts]), sandbox, timeout_s)
+    return {**result, "share": tally.pass_rate, "passed": float(tally.all_passed), "why": tally.first_error}
+
+
+def _run_io_tests(tests: IoTests, program: str, sandbox: str, timeout_s: float) -> AssertionCounts:
+    tally = AssertionCounts(expected=len(tests.cases))
+
+    def record(error: str) -> None:
+        if error:
+            tally.record_failure(AssertionError(error))
+        else:
+            tally.record_pass()
+
+    run_io_tests(tests, program, sandbox, timeout_s, record)
+    return tally
 
 
 @dataclass

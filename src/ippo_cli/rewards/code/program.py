@@ -11,6 +11,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 MAX_CHARACTERS = 2**16
+METHOD_CLASS = "Solution"  # the class whose method may be the function under test, as on LeetCode
+METHOD_PROGRAM = """from typing import *
+
+{code}
+
+def {name}(*args, **kwargs):
+    return {METHOD_CLASS}().{name}(*args, **kwargs)
+"""  # such programs expect the names of `typing`
 MAX_BLOCKS = 16  # per text; only the last blocks are used
 # Possessive quantifiers prevent backtracking, which is quadratic or worse for long runs of blanks.
 _FENCE_START = re.compile(r"([ \t]*+(?:(?:[-*+]|[0-9]{1,9}+[.)])[ \t]++)*+)[^`~\n]*?(`{3,}+|~{3,}+)[ \t]*+[^`\n]*+")
@@ -185,13 +193,15 @@ def parse_code(code: str) -> ast.Module | None:
 
 
 def defines_function(tree: ast.Module | None, name: str) -> bool:
-    """Whether a function of this name is defined at module level, by `def` or by assignment."""
+    """Whether a function of this name is defined at module level, or as a method of a class `Solution`."""
     return tree is not None and any(_statement_defines(node, name) for node in tree.body)
 
 
-def _statement_defines(node: ast.stmt, name: str) -> bool:
-    if isinstance(node, ast.FunctionDef):
+def _statement_defines(node: ast.stmt, name: str, *, methods: bool = True) -> bool:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return node.name == name
+    if isinstance(node, ast.ClassDef) and node.name == METHOD_CLASS:
+        return methods and any(_statement_defines(part, name) for part in node.body)
     if isinstance(node, ast.If | ast.Try):
         return any(_statement_defines(part, name) for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt))
     if not (
@@ -206,7 +216,12 @@ def uses_call_result(tree: ast.Module | None, function: str, called: str) -> boo
     """Whether `function` calls `called` and uses its return value."""
     if tree is None:
         return False
-    bodies = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
+    bodies = [
+        node
+        for part in tree.body
+        for node in (part.body if isinstance(part, ast.ClassDef) and part.name == METHOD_CLASS else [part])
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function
+    ]
     dropped = {
         id(node.value) for body in bodies for node in ast.walk(body) if isinstance(node, ast.Expr)
     }  # a call that is a statement discards its result
@@ -226,9 +241,11 @@ def assemble_program(prompt: str, text: str, entry_point: str) -> str | None:
     None if neither is valid Python.
     """
     code = extract_code(text, entry_point)
-    if defines_function(parse_code(code), entry_point):
+    if defines_function(tree := parse_code(code), entry_point):
         before = prompt if parse_code(prompt) is not None else ""
-        return join_programs([before, code]) if before.strip() else code
+        if tree is not None and not any(_statement_defines(node, entry_point, methods=False) for node in tree.body):
+            code = METHOD_PROGRAM.format(code=code, name=entry_point, METHOD_CLASS=METHOD_CLASS)
+        return join_programs([part for part in (before, code) if part.strip()])
     trees = {program: tree for program in _completions(prompt, text) if (tree := parse_code(program)) is not None}
     return next(
         (program for program, tree in trees.items() if defines_function(tree, entry_point)), next(iter(trees), None)

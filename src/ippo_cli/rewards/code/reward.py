@@ -12,6 +12,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.engine.launchers import cores_per_rank
 from ippo_cli.processes.pool import ProcessPool
 from ippo_cli.processes.sandbox import START_TIMEOUT_S, find_sandbox_problem
+from ippo_cli.rewards.code.io_tests import LAYOUT, read_io_tests
 from ippo_cli.rewards.code.judge import check_prompt_code, read_tests
 from ippo_cli.rewards.contract import Reward, Row, stack_rows
 from ippo_cli.rewards.episodes import Responses
@@ -127,6 +128,12 @@ def _validate_examples(config: CodeRunConfig, examples: Sequence[Example]) -> No
     """Raise `ConfigError` for examples with tests that no program can pass."""
     for example in examples[:MAX_VALIDATED]:
         prompt, test, name = _render_example(config, example)
+        try:
+            io_tests = read_io_tests(test)
+        except ValueError as error:
+            raise _invalid_tests(config, error) from None
+        if io_tests is not None:
+            name = io_tests.function or "main"
         if not name.isidentifier():
             raise ConfigError(
                 f"reward.entry_point={config.entry_point!r}",
@@ -134,14 +141,10 @@ def _validate_examples(config: CodeRunConfig, examples: Sequence[Example]) -> No
                 "set a template such as '{entry_point}', or a fixed name",
             )
         try:
-            read_tests(test)
+            if io_tests is None:
+                read_tests(test)
         except (SyntaxError, ValueError, RecursionError) as error:
-            raise ConfigError(
-                f"reward.test={config.test!r}",
-                f"gives invalid tests for an example ({type(error).__name__}: {error})",
-                "write Python with assert statements, in a function check(candidate) or at module level; "
-                "join a list of lines with reward.test=\"jinja:{{ FIELD | join('\\n') }}\"",
-            ) from None
+            raise _invalid_tests(config, error) from None
         try:
             check_prompt_code(prompt, name, config.sandbox.value, config.timeout_s)
         except Exception as error:  # the prompt is code, and may raise anything
@@ -151,6 +154,16 @@ def _validate_examples(config: CodeRunConfig, examples: Sequence[Example]) -> No
                 f"({type(error).__name__}: {error})",
                 "import only the standard library, or exclude such rows with task.filter",
             ) from None
+
+
+def _invalid_tests(config: CodeRunConfig, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"reward.test={config.test!r}",
+        f"gives invalid tests for an example ({type(error).__name__}: {error})",
+        "write Python with assert statements, in a function check(candidate) or at module level; "
+        "join a list of lines with reward.test=\"jinja:{{ FIELD | join('\\n') }}\"; "
+        f"or use {LAYOUT}; 'jinja:{{{{ FIELD | tojson }}}}' writes a field as JSON",
+    )
 
 
 def _create_judges(config: CodeRunConfig) -> ProcessPool:
