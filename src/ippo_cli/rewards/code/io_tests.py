@@ -38,9 +38,9 @@ def read_io_tests(test: str) -> IoTests | None:
         raise ValueError(f"the tests have {len(data['inputs'])} inputs and {len(data['outputs'])} outputs")
     function = data.get("fn_name") or None
     if function is None:
-        cases = [(_join_lines(given), _join_lines(wanted)) for given, wanted in cases]
+        cases = [(_join_lines(stdin_or_args), _join_lines(wanted)) for stdin_or_args, wanted in cases]
     kind = str if function is None else list
-    if not all(isinstance(given, kind) for given, _ in cases):
+    if not all(isinstance(stdin_or_args, kind) for stdin_or_args, _ in cases):
         raise ValueError(f"an input of the tests is not a {'text' if function is None else 'list of arguments'}")
     return IoTests(cases, function)
 
@@ -59,19 +59,19 @@ def run_io_tests(tests: IoTests, program: str, kind: str, timeout_s: float, reco
                 sandbox.load(program, tests.function)
             except Exception as error:
                 load_error = f"{type(error).__name__}: {error}"
-        for given, wanted in tests.cases:
-            record(load_error or _run_case(sandbox, tests.function, program, given, wanted))
+        for stdin_or_args, wanted in tests.cases:
+            record(load_error or _run_case(sandbox, tests.function, program, stdin_or_args, wanted))
     finally:
         sandbox.close()
 
 
-def _run_case(sandbox: Sandbox, function: str | None, program: str, given: Any, wanted: Any) -> str:
+def _run_case(sandbox: Sandbox, function: str | None, program: str, stdin_or_args: Any, wanted: Any) -> str:
     try:
         if function is None:
-            written = sandbox.run_script(program, given)
+            written = sandbox.run_script(program, stdin_or_args)
             is_right = outputs_match(written, str(wanted))
         else:
-            written = sandbox.call(*given)
+            written = sandbox.call(*stdin_or_args)
             is_right = _to_lists(written) == wanted or [_to_lists(written)] == wanted  # APPS puts results into a list
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 MAX_CHARACTERS = 2**16
-METHOD_CLASS = "Solution"  # the class whose method may be the function under test, as on LeetCode
+METHOD_CLASS = "Solution"  # a method of this class may be the function under test, as on LeetCode
 METHOD_PROGRAM = """from typing import *
 
 {code}
