@@ -34,5 +34,5 @@ def test_unknown_scores_and_intervals(tmp_path: Path) -> None:
         record = {"primary_metric": "sampled/score", "score": score, "rows": 1, "intervals": {"sampled/score": unknown}}
         (tmp_path / "evaluations" / f"step_2-{name}.json").write_text(json.dumps(record))
     text = card(tmp_path, "task.train=a.jsonl")
-    assert "on 1 rows: `sampled/score` 0.5000 (`as in training`)" in text
-    assert "on 1 rows: `sampled/score` unknown (`as in training`)" in text
+    assert "on 1 row: `sampled/score` 0.5000 (`as in training`)" in text
+    assert "on 1 row: `sampled/score` unknown (`as in training`)" in text

@@ -375,6 +375,38 @@ def test_constant_and_on_policy_curves(visit: Open, root: Path) -> None:
     assert "100" not in page.evaluate("ticks")
 
 
+def test_equal_curves_are_one_line_with_both_names(visit: Open, root: Path) -> None:
+    folder = write_run(root / "equal", iterations=20, files=0, episodes_per_file=0)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if "solver/policy/entropy" in row:
+            row["checker/policy/entropy"] = row["solver/policy/entropy"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = visit(make_page(root, folder, name="equal.html"))
+    page.wait_for_selector("[data-panel='policy/entropy'] canvas")
+    assert "solver = checker from" in chart_name(page, "policy/entropy")
+
+
+def test_axes_around_a_single_iteration(visit: Open, root: Path) -> None:
+    folder = write_run(root / "one", iterations=1, files=0, episodes_per_file=0)
+    page = visit(make_page(root, folder, name="one.html"), viewport={"width": 1400, "height": 2600})
+    page.wait_for_selector("[data-panel='policy/entropy'] canvas")
+    page.evaluate(RECORD_TICKS)
+    page.keyboard.press("Tab")
+    page.keyboard.press("t")  # draws again
+    wait_until(page, "ticks.includes('1')")
+    assert "100" not in page.evaluate("ticks")
+
+
+def test_narrow_table_of_episodes_leaves_out_columns(visit: Open, single: Path) -> None:
+    page = visit(single, "episodes", viewport=NARROW)
+    page.wait_for_selector(".tabulator-row")
+    sizes = "(part => [part.scrollWidth, part.clientWidth])(document.querySelector('.tabulator-tableholder'))"
+    content, width = page.evaluate(sizes)
+    assert content <= width
+    assert page.locator(".tabulator-col:visible", has_text="score").count() == 1
+
+
 def test_overrides_of_each_job(visit: Open, root: Path) -> None:
     folder = write_run(root / "job", iterations=2, files=0, episodes_per_file=0, overrides=("hydra.searchpath=[/x]",))
     (folder / "command.txt").write_text("ippo-train -m task=jsonl seed=0,1\n")

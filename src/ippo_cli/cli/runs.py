@@ -131,6 +131,7 @@ def compare_command(argv: Sequence[str]) -> None:
     from ippo_cli.catalog.entries import list_runs
     from ippo_cli.catalog.format import format_comparison
     from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.text import format_count
 
     arguments = parse_arguments(argv, ("json", "metrics"))
     as_json = arguments.flag("json")
@@ -138,7 +139,9 @@ def compare_command(argv: Sequence[str]) -> None:
     entries = list({entry.folder.resolve(): entry for entry in entries}.values())
     if len(entries) < 2:
         typed = " ".join(argv) or "ippo-runs compare"
-        raise ConfigError(typed, f"names {len(entries)} runs", "name two runs or more, or a folder with several")
+        raise ConfigError(
+            typed, f"names {format_count(len(entries), 'run')}", "name two runs or more, or a folder with several"
+        )
     patterns = arguments.options.get("metrics", "").split(",") if "metrics" in arguments.options else MAIN_METRICS
     comparison = compare_runs(entries, patterns)
     print(json.dumps(to_json_data(comparison), indent=1) if as_json else format_comparison(comparison))

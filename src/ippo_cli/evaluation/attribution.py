@@ -12,6 +12,7 @@ from torch import Tensor
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import policy_by_agent
+from ippo_cli.config.text import format_count
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.evaluate_run import (
     adapters_by_agent,
@@ -80,7 +81,7 @@ def attribute_gain(config: Config, folder: Path, checkpoint: str, baseline: str,
             names = [origin.weights.name for origin in origins]
             console.print_line(
                 f"attribution of {names[1]} - {names[0]} to {' '.join(members)}: {len(pairings)} teams x "
-                f"{len(exam.row_indices)} rows"
+                f"{format_count(len(exam.row_indices), 'row')}"
             )
             exam, found = score_pairings(exam, origins, pairings, device, console)
             attributions = attribute(agents, members, pairings, found, config)

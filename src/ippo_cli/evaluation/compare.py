@@ -12,6 +12,7 @@ from typing import Any
 from ippo_cli.config.errors import convert_storage_errors
 from ippo_cli.config.schema import Config
 from ippo_cli.config.secrets import mask_secrets
+from ippo_cli.config.text import format_count
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import paired_comparison, row_values
 from ippo_cli.evaluation.evaluate_run import (
@@ -68,7 +69,7 @@ def compare(
                 samples += [{"of": side, **row} for row in gather_samples(result)]
                 primary = config.task.primary_metric
                 failed = sum(result.failed_counts.values())
-                without = f", {failed} episodes without a reward" if failed else ""
+                without = f", {format_count(failed, 'episode')} without a reward" if failed else ""
                 console.print_line(f"{side}: {name}: held-out score {result.metrics[primary]:.3f} ({primary}{without})")
                 results.append(result)
             found = _compare_metrics(results, config.evaluation.seed)

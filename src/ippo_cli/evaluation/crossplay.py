@@ -20,6 +20,7 @@ from ippo_cli.config.errors import ConfigError, ResumeError, convert_storage_err
 from ippo_cli.config.schema import Config
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.config.teams import policy_by_agent
+from ippo_cli.config.text import format_count
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import row_values
 from ippo_cli.evaluation.evaluate_run import (
@@ -87,7 +88,8 @@ def cross_play(
         with open_evaluation_task(config, device) as exam, Console(config.tracker.console, agents) as console:
             exam = exam.exclude_rows_of_runs(trained_configs)
             console.print_line(
-                f"cross-play of {len(origins)} checkpoints: {len(pairings)} pairings x {len(exam.row_indices)} rows; "
+                f"cross-play of {len(origins)} checkpoints: {len(pairings)} pairings x "
+                f"{format_count(len(exam.row_indices), 'row')}; "
                 f"{weights.num_models} models with {weights.formatted_size} of weights on this {device.type}"
             )
             for line in exam.exclusion_messages:

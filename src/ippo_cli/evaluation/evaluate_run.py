@@ -20,6 +20,7 @@ from ippo_cli.config.schema import Config, LoraActorConfig, ServerActorConfig
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.config.served_agents import served_agents
 from ippo_cli.config.teams import base_by_policy, policy_by_agent
+from ippo_cli.config.text import format_count
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import confidence_intervals, length_summary
 from ippo_cli.evaluation.exclude_trained_rows import exclude_trained_rows
@@ -323,11 +324,12 @@ def _evaluate_weights(
                 root / "evaluations" / result_file_name(weights.name, config.evaluation.seed, identity or overrides)
             )
             distributed.run_on_main(lambda: _write_results(target, record, samples))
-            failed = sum(result.failed_counts.values())
+            failed, too_long = sum(result.failed_counts.values()), exam.too_long
+            without = f", {format_count(failed, 'episode')} without a reward" if failed else ""
+            excluded = f", {format_count(too_long, 'row')} excluded as too long" if too_long else ""
             console.print_line(
-                f"{weights.name}: held-out score {record['score']:.3f} ({primary_metric}, {rows} rows"
-                f"{f', {failed} episodes without a reward' if failed else ''}"
-                f"{f', {exam.too_long} rows excluded as too long' if exam.too_long else ''})"
+                f"{weights.name}: held-out score {record['score']:.3f} ({primary_metric}, {format_count(rows, 'row')}"
+                f"{without}{excluded})"
             )
             for key, values in series_by_metric(result.metrics).items():
                 interval = (

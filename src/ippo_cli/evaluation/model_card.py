@@ -11,6 +11,7 @@ from typing import Any
 
 from ippo_cli.config.schema import Config, DataConfig, LoraActorConfig
 from ippo_cli.config.secrets import mask_secrets
+from ippo_cli.config.text import format_count
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights
 from ippo_cli.runs.metric_names import present_metric_name
 
@@ -141,7 +142,7 @@ def _score_section(config: Config, run: Path, subject: EvaluatedWeights) -> str:
         typed = " ".join(found.get("overrides", [])) or "as in training"
         lines += [
             "",
-            f"`ippo-eval` on {count} rows: `{metric}` {_format_number(score) or 'unknown'}{bounds} "
+            f"`ippo-eval` on {format_count(count, 'row')}: `{metric}` {_format_number(score) or 'unknown'}{bounds} "
             f"({_inline_code(typed)})",
         ]
     return "\n".join(lines) or "These weights were not evaluated."

@@ -20,6 +20,7 @@ from ippo_cli.config.errors import ConfigError, IppoError, PreflightError
 from ippo_cli.config.python_names import is_code_reference
 from ippo_cli.config.schema import DataConfig
 from ippo_cli.config.text import format_columns as column_names
+from ippo_cli.config.text import format_count
 from ippo_cli.types import Example
 from ippo_cli.user_code.errors import format_user_error
 from ippo_cli.user_code.load import load_function
@@ -41,8 +42,8 @@ class RowCounts:
         excluded = ", ".join(f"{count} excluded by {key}" for key, count in self.dropped.items() if count)
         used = self.read - sum(self.dropped.values())
         if not excluded:
-            return f"{self.source}: {used} rows"
-        return f"{self.source}: {self.read} rows, {excluded}: {used} are used"
+            return f"{self.source}: {format_count(used, 'row')}"
+        return f"{self.source}: {format_count(self.read, 'row')}, {excluded}: {used} are used"
 
 
 class ExampleRows(Sequence[Example]):

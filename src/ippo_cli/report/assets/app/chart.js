@@ -111,7 +111,7 @@ function plotOptions(chart) {
     height: options.height,
     padding: [8, 10, 0, 0],
     legend: { show: false },
-    scales: { x: { time: false }, y: { distr: options.isLog ? 3 : 1, range: options.yRange ?? (options.isLog ? undefined : valueRange) } },
+    scales: { x: { time: false, range: pointRange }, y: { distr: options.isLog ? 3 : 1, range: options.yRange ?? (options.isLog ? positiveRange : valueRange) } },
     axes: [
       {
         ...axis,
@@ -147,12 +147,21 @@ function plotOptions(chart) {
   };
 }
 
+// The axis of x: from the first to the last point; around a single point, of which uPlot would make 0 to 100.
+function pointRange(_, low, high) {
+  return low === high && low !== null ? [low - 1, high + 1] : [low, high];
+}
+
 // The axis of values: uPlot's, except for a constant curve, around which uPlot shows 0 to 100 or twice the value.
 function valueRange(_, low, high) {
   if (low === null || low === undefined) return [0, 1];
   if (low !== high) return uPlot.rangeNum(low, high, 0.1, true);
   const margin = low === 0 ? 1 : 0.1 * Math.abs(low);
   return low === 0 ? [0, margin] : [low - margin, low + margin];
+}
+
+function positiveRange(_, low, high) {
+  return low === high && low > 0 ? [low / 10, low * 10] : uPlot.rangeLog(low, high, 10, true);
 }
 
 function resetZoom(chart) {

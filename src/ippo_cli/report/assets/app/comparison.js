@@ -1,6 +1,6 @@
 // Several runs: means over seeds, paired differences, and a table of runs.
 import { lineChart } from "./chart.js";
-import { el, formatDuration, formatScore, section, select } from "./dom.js";
+import { el, formatCount, formatDuration, formatScore, section, select } from "./dom.js";
 import { scrollTable, stateBadge } from "./parts.js";
 import { meanCurve, subtractCurves } from "./statistics.js";
 import { store } from "./store.js";
@@ -163,7 +163,7 @@ function runTable() {
   return el(
     "details",
     { open: report.runs.length <= 12 },
-    el("summary", { textContent: `${report.runs.length} runs` }),
+    el("summary", { textContent: formatCount(report.runs.length, "run") }),
     table,
   );
 }

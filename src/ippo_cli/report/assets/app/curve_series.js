@@ -10,8 +10,7 @@ const DASH_NAMES = ["solid", "dashed", "dotted"];
 // Options for `lineChart`. Evaluations are not smoothed: they are few, and exact. `settings`: smoothing, isLog, mean (over seeds), hidden (names of agents, modes,
 // configurations); `metrics`: the metrics of each run.
 export function panelSeries(panel, report, metrics, settings) {
-  const lines = panel.entries.flatMap((entry) => entryLines(entry, panel, report, metrics, settings));
-  markEqualLines(lines);
+  const lines = mergeEqualLines(panel.entries.flatMap((entry) => entryLines(entry, panel, report, metrics, settings)));
   const curves = [];
   const bands = [];
   const series = [];
@@ -33,22 +32,28 @@ export function panelSeries(panel, report, metrics, settings) {
       bands.push({ series: [place, place + 1], color: withAlpha(line.color, 0.16) });
     }
     const points = line.curve.x.length <= 30 || (line.isEvaluation && line.curve.x.length <= 120);
-    push({ x: line.curve.x, y }, { label: line.label, color: line.color, dash: line.dash, points, width: line.width });
+    push({ x: line.curve.x, y }, { label: line.label, color: line.color, dash: line.dash, points });
   }
   const aligned = alignCurves(curves.map(({ x, y }) => ({ x, y: settings.isLog ? positive(y) : y })));
   series.forEach((part, place) => (part.values = aligned.values[place]));
   return { x: aligned.x, series, bands, isLog: settings.isLog && hasPositive(aligned.values) };
 }
 
-// Agents with one shared score have equal lines: the earlier ones are wider, so that all are seen.
-function markEqualLines(lines) {
-  lines.forEach((line, place) => {
-    const covering = lines
-      .slice(place + 1)
-      .filter(
-        ({ curve }) => curve.x.length === line.curve.x.length && curve.y.every((value, i) => value === line.curve.y[i]),
-      );
-    if (covering.length) line.width = 1.6 + 2.6 * Math.min(2, covering.length);
+// Agents with one shared score have equal lines: one line with the names of all of them.
+function mergeEqualLines(lines) {
+  const merged = [];
+  for (const line of lines) {
+    const equal = merged.find(({ curve, isEvaluation }) => isEvaluation === line.isEvaluation && haveEqualPoints(curve, line.curve));
+    if (equal) equal.label = `${equal.label} = ${line.label}`;
+    else merged.push({ ...line });
+  }
+  return merged;
+}
+
+function haveEqualPoints(one, other) {
+  return ["x", "y", "low", "high"].every((key) => {
+    const [values, others] = [one[key] ?? [], other[key] ?? []];
+    return values.length === others.length && values.every((value, i) => value === others[i]);
   });
 }
 

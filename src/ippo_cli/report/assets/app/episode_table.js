@@ -17,6 +17,7 @@ export function episodeTable(box, onOpen) {
     index: "id",
     height: "100%",
     layout: "fitColumns",
+    responsiveLayout: "hide", // a narrow page leaves out the columns with the highest `responsive`
     placeholder: "No episode passes the filters.",
     initialSort: [{ column: "iteration", dir: "desc" }],
     columns: columns(),
@@ -66,13 +67,14 @@ function columns() {
     sorterParams: { alignEmptyValues: "bottom" },
   };
   return [
-    { title: "#", field: "id", minWidth: 52, ...number },
-    several && { title: "run", field: "run", minWidth: 90, formatter: (cell) => plain(runLabel(cell.getValue())) },
-    { title: "iter.", field: "iteration", minWidth: 64, ...number, titleFormatterParams: { hint: "iteration" } },
-    { title: "mode", field: "sampling", minWidth: 72, titleFormatterParams: { hint: MODE_HINT } },
+    { title: "#", field: "id", responsive: 0, minWidth: 52, ...number },
+    several && { title: "run", field: "run", responsive: 1, minWidth: 90, formatter: (cell) => plain(runLabel(cell.getValue())) },
+    { title: "iter.", field: "iteration", responsive: 0, minWidth: 64, ...number, titleFormatterParams: { hint: "iteration" } },
+    { title: "mode", field: "sampling", responsive: 1, minWidth: 72, titleFormatterParams: { hint: MODE_HINT } },
     {
       title: "score",
       field: "score",
+      responsive: 0,
       minWidth: 64,
       ...number,
       formatter: (cell) => plain(formatScore(cell.getValue())),
@@ -80,6 +82,7 @@ function columns() {
     ...agents.map((name, place) => ({
       title: name,
       field: `agent${place}`,
+      responsive: 3,
       minWidth: 64,
       ...number,
       mutator: (_, row) => row.agents[name] ?? null,
@@ -88,6 +91,7 @@ function columns() {
     {
       title: "turns",
       field: "turns",
+      responsive: 5,
       minWidth: 58,
       ...number,
       titleFormatterParams: { hint: "responses of all agents together" },
@@ -95,6 +99,7 @@ function columns() {
     {
       title: "length",
       field: "chars",
+      responsive: 6,
       minWidth: 64,
       ...number,
       titleFormatterParams: { hint: "characters of all responses" },
@@ -102,6 +107,7 @@ function columns() {
     {
       title: "group",
       field: "group",
+      responsive: 4,
       minWidth: 64,
       titleFormatterParams: { hint: "number of the prompt within its iteration and mode" },
       hozAlign: "right",
@@ -112,6 +118,7 @@ function columns() {
     hasFlags && {
       title: "flags",
       field: "flags",
+      responsive: 2,
       minWidth: 92,
       mutator: (_, row) => flagNames(row).join(" "),
       formatter: (cell) => flagBadges(cell.getData()),

@@ -1,5 +1,5 @@
 // A histogram of scores with one button per bin; a bin filters the table.
-import { el, formatNumber, formatScore, replaceChildren } from "./dom.js";
+import { el, formatCount, formatNumber, formatScore, replaceChildren } from "./dom.js";
 
 const MAX_BINS = 24;
 
@@ -19,7 +19,7 @@ export function drawHistogram(node, scores, range, onRange) {
         type: "button",
         className: isInside ? "bin" : "bin outside",
         "aria-pressed": String(isChosen),
-        "aria-label": `score ${name}: ${bin.count} episodes`,
+        "aria-label": `score ${name}: ${formatCount(bin.count, "episode")}`,
         title: `${name}: ${bin.count}`,
         on: { click: () => (isChosen ? onRange(null, null) : onRange(bin.low, bin.high)) },
       },

@@ -1,7 +1,7 @@
 // The first tab: state and scores, warnings, comparison of configurations, curves, and where the time went.
 import { comparisonSection } from "./comparison.js";
 import { curvesSection } from "./curves.js";
-import { el, formatDuration, formatScore, icon, section } from "./dom.js";
+import { el, formatCount, formatDuration, formatScore, icon, section } from "./dom.js";
 import { agentName, stateBadge } from "./parts.js";
 import { phasesSection } from "./phases.js";
 import { showSamples, store } from "./store.js";
@@ -31,7 +31,7 @@ function runCards(run) {
       "State",
       stateBadge(run.state),
       run.error ??
-        `${run.iterations}${planned ? ` of ${planned}` : ""} iterations in ${formatDuration(run.wall_seconds)}`,
+        `${planned ? `${run.iterations} of ` : ""}${formatCount(planned || run.iterations, "iteration")} in ${formatDuration(run.wall_seconds)}`,
       run.error ? "bad" : "",
     ),
     first &&
