@@ -17,6 +17,7 @@ from ippo_cli.tasks.tools.formats import (
     detect_tool_format,
     parse_tool_calls,
 )
+from ippo_cli.tasks.tools.prompts import format_call
 
 ADD = ToolCall("add", {"a": 1, "b": [2, {"c": "x}"}]})
 NOW = ToolCall("now", {})
@@ -117,6 +118,104 @@ def test_calls_that_cannot_be_parsed_are_errors(format: str, text: str, error: s
     assert error in parsed.errors[0]
 
 
+TYPED = {
+    "name": "note",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"type": "integer"},
+            "flag": {"type": "boolean"},
+            "parts": {"type": "array"},
+            "either": {"type": ["string", "null"]},
+        },
+    },
+}
+NOTE = ToolCall("note", {"text": "7\n<b> </think>", "count": 3, "flag": True, "parts": [1, "x"], "either": None})
+
+
+@pytest.mark.parametrize("format", ToolFormat)
+def test_written_calls_are_read_with_the_types_of_the_schema(format: ToolFormat) -> None:
+    written = format_call(NOTE, format)
+    schemas = [{"type": "function", "function": TYPED}]
+    for text in (written, f"Now.\n{written}", f"<think>\nI call {written}.\n</think>\n\n{written}"):
+        parsed = parse_tool_calls(text, format, schemas)
+        if "I call" not in text:
+            assert (parsed.calls, parsed.errors) == ((NOTE,), ())
+    for text in (f"<think>\nI call {format_call(NOW, format)}.", f"I call {format_call(NOW, format)}."):
+        assert parse_tool_calls(text, format, schemas, starts_in_thought="<think>" not in text).calls == ()
+    both = f"<think>I call {format_call(NOW, format)}</think>\n{written}"
+    assert parse_tool_calls(both, format, schemas).calls == (NOTE,)
+    assert parse_tool_calls(both[7:], format, schemas, starts_in_thought=True).calls == (NOTE,)
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "content", "calls"),
+    [
+        (
+            "qwen3_coder",
+            "So.\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n"
+            "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+            "So.",
+            [ToolCall("add", {"a": 1}), NOW],
+        ),
+        (
+            "qwen3_coder",
+            "<function=add>\n<parameter=a>\ntwo\nlines\n</parameter>",
+            "",
+            [ToolCall("add", {"a": "two\nlines"})],
+        ),
+        ("qwen3_coder", f"<tool_call>{CALL}</tool_call>", "", [ADD]),
+        (
+            "glm",
+            "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+            "",
+            [ToolCall("add", {"a": 1})],
+        ),
+        ("glm", "<tool_call>now</tool_call>", "", [NOW]),
+        ("glm", 'add\n{"a": 1}', "", [ToolCall("add", {"a": 1})]),
+        (
+            "gpt_oss",
+            "<|channel|>analysis<|message|>I add.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+            '<|constrain|>json<|message|>{"a": 1}<|call|>',
+            "I add.",
+            [ToolCall("add", {"a": 1})],
+        ),
+        ("gpt_oss", ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}', "", [ToolCall("add", {"a": 1})]),
+        ("gpt_oss", "<|channel|>final<|message|>It is 3 to=functions.now", None, []),
+        (
+            "lfm2",
+            'Yes.<|tool_call_start|>[add(a=1, b="x"), now()]<|tool_call_end|>',
+            "Yes.",
+            [ToolCall("add", {"a": 1, "b": "x"}), NOW],
+        ),
+        ("lfm2", "[add(a=[1, -2.5], b=true, c=None)]", "", [ToolCall("add", {"a": [1, -2.5], "b": True, "c": None})]),
+        ("lfm2", "The list [f(x)] is long.", None, []),
+    ],
+)
+def test_calls_in_markup(format: str, text: str, content: str | None, calls: list[ToolCall]) -> None:
+    parsed = parse_tool_calls(text, ToolFormat(format))
+    assert list(parsed.calls) == calls
+    assert parsed.content == (text if content is None else content)
+    assert parsed.errors == ()
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "error"),
+    [
+        ("qwen3_coder", "<function=add>\n<parameter=a>\n1\n</parameter> and so on", "no </function>"),
+        ("glm", "<tool_call>add<arg_key>a</arg_key>1</tool_call> and so on", "no </tool_call>"),
+        ("gpt_oss", "<|channel|>commentary to=functions.add<|message|>{a: 1}<|call|>", "invalid JSON"),
+        ("lfm2", "<|tool_call_start|>[add(1)]<|tool_call_end|>", "invalid Python"),
+        ("lfm2", "<|tool_call_start|>[add(a=open('x'))]<|tool_call_end|>", "invalid Python"),
+    ],
+)
+def test_malformed_calls_in_markup(format: str, text: str, error: str) -> None:
+    parsed = parse_tool_calls(text, ToolFormat(format))
+    assert (parsed.content, parsed.calls, len(parsed.errors)) == (text, (), 1)
+    assert error in parsed.errors[0]
+
+
 def test_valid_calls_beside_invalid_ones_are_kept() -> None:
     text = f"<tool_call>{{</tool_call><tool_call>{CALL}</tool_call>"
     parsed = parse_tool_calls(text, ToolFormat.hermes)
@@ -127,6 +226,8 @@ def test_valid_calls_beside_invalid_ones_are_kept() -> None:
 
 PIECES = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "</think>", "```json", "```", "{", "}",
+    "<think>", "<function=", "<parameter=", "</parameter>", "</function>", "<arg_key>", "</arg_key>", "<arg_value>",
+    "<|channel|>", " to=functions.a", "<|message|>", "<|call|>", "<|tool_call_start|>", "<|tool_call_end|>", "a(b=1)",
     "[", "]", '"', "name", '"name":', '"arguments":', ":", ",", ";", "\\", "\ud800", "9" * 50, "NaN", " ", "\n", CALL,
 ]  # fmt: skip
 
@@ -144,7 +245,8 @@ def test_random_texts_do_not_raise(format: ToolFormat) -> None:
     [
         "{", "[", '{"', '{"a":', '{"name":', '[{"a":', "[[{", "<tool_call>", "<tool_call>{", "[TOOL_CALLS]",
         "[TOOL_CALLS]a", "[TOOL_CALLS][{", "<|python_tag|>", "```", "```json ", " ", "{ ", "a", "9", '{"a":1}', CALL,
-        "</think>", "\\", ";",
+        "</think>", "\\", ";", "<think>", "<think></think>", "<function=", "<function=a>", "<parameter=a>", "<arg_key>",
+        "<tool_call><arg_key>a</arg_key>", "<|message|>", " to=functions.a<|message|>", "<|tool_call_start|>[", "a(",
     ],
 )  # fmt: skip
 def test_repetitions_take_bounded_time(format: ToolFormat, unit: str) -> None:
@@ -165,7 +267,10 @@ def test_repetitions_take_bounded_time(format: ToolFormat, unit: str) -> None:
         ("{{- '<|python_tag|>' }}", ToolFormat.llama3),
         ('Environment: ipython ... {"name": function name, "parameters": ...}', ToolFormat.llama3),
         ("{{ '[TOOL_CALLS]' }}", ToolFormat.mistral),
-        ("<tool_call>\n<function=example>", ToolFormat.json),
+        ("<tool_call>\n<function=example>", ToolFormat.qwen3_coder),
+        ("<tool_call>{function-name}\n<arg_key>", ToolFormat.glm),
+        ("{{ '<|start|>assistant to=functions.' }}", ToolFormat.gpt_oss),
+        ("{{ '<|tool_call_start|>[' }}", ToolFormat.lfm2),
         (CHATML, ToolFormat.json),
         (None, ToolFormat.json),
     ],

@@ -10,4 +10,8 @@ class ToolFormat(str, Enum):
     hermes = "hermes"
     llama3 = "llama3"
     mistral = "mistral"
+    qwen3_coder = "qwen3_coder"
+    glm = "glm"
+    gpt_oss = "gpt_oss"
+    lfm2 = "lfm2"
     json = "json"

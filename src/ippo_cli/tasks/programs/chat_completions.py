@@ -201,7 +201,7 @@ def build_message(action: Action, call: ModelCall, stop_strings: Sequence[str]) 
     text = text[: min(ends)] if ends else text
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if call.tools:
-        parsed = parse_tool_calls(text, detect_tool_format(chat_template_text(action.tokenizer)))
+        parsed = parse_tool_calls(text, detect_tool_format(chat_template_text(action.tokenizer)), call.tools)
         message["content"] = parsed.content
         if parsed.calls:
             message["tool_calls"] = [

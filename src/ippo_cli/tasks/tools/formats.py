@@ -11,24 +11,41 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from ippo_cli.config.schema.tools import ToolFormat
+from ippo_cli.tasks.tools import call_markup
 
 MAX_NESTING = 64  # levels of a call's arguments
 MAX_ATTEMPTS = 256  # JSON values that are decoded per response: bounds the time for texts of braces
+MAX_THOUGHTS = 32  # per response; text after them is not read for calls
 MAX_SHOWN = 60  # characters of a call in an error
-THINK_END = "</think>"  # calls before it are thoughts
-HERMES_START, HERMES_END = "<tool_call>", "</tool_call>"
+THINK_START, THINK_END = "<think>", "</think>"  # calls between them are thoughts
+HERMES_START, HERMES_END = call_markup.CALL_START, call_markup.CALL_END
 LLAMA_MARKER = "<|python_tag|>"
 MISTRAL_MARKER = "[TOOL_CALLS]"
 ARGUMENT_KEYS = ("arguments", "parameters")
+MARKUP_READERS = {  # the marker of each format, and its reader
+    ToolFormat.qwen3_coder: (call_markup.FUNCTION_START, call_markup.read_function_markup),
+    ToolFormat.glm: (call_markup.ARG_KEY_START, call_markup.read_key_markup),
+    ToolFormat.gpt_oss: (call_markup.HARMONY_RECIPIENT, call_markup.read_harmony),
+    ToolFormat.lfm2: (call_markup.PYTHON_START, call_markup.read_python_calls),
+}
+
+TEMPLATE_MARKERS = {  # texts of chat templates that tell these formats apart; Qwen3-Coder and GLM use Hermes's markers
+    ToolFormat.qwen3_coder: (call_markup.FUNCTION_START,),
+    ToolFormat.glm: (call_markup.ARG_KEY_START,),
+    ToolFormat.gpt_oss: ("to=functions", "to=assistant<|channel|>commentary"),
+    ToolFormat.lfm2: (call_markup.PYTHON_START, "<|tool_list_start|>"),
+}
 
 _VALUE_START = re.compile(r'\{\s*"|\[\s*\{')
 _NAME_KEY = re.compile(r'\{\s*"name"\s*:')  # an object that begins like this is meant as a call
 _SEPARATORS = re.compile(r"[\s,;]*")
 _MISTRAL_NAME = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*")
 _EMPTY_FENCE = re.compile(r"```(?:json|tool_call|tool_code)?[\s;,]*```")
+_THINK_MARK = re.compile(f"{THINK_START}|{THINK_END}")
 _DECODER = json.JSONDecoder()
 
 
@@ -74,8 +91,11 @@ def detect_tool_format(chat_template: str | None) -> ToolFormat:
     template = chat_template or ""
     if MISTRAL_MARKER in template:
         return ToolFormat.mistral
-    if HERMES_START in template and "<function=" not in template and "<arg_key>" not in template:
-        return ToolFormat.hermes  # Qwen3-Coder and GLM write XML between the same markers
+    for format, markers in TEMPLATE_MARKERS.items():
+        if any(marker in template for marker in markers):
+            return format
+    if HERMES_START in template:
+        return ToolFormat.hermes
     if LLAMA_MARKER in template or ("ipython" in template and '"parameters"' in template):
         return ToolFormat.llama3
     return ToolFormat.json
@@ -89,26 +109,78 @@ def chat_template_text(tokenizer: Any) -> str:
     return str(template)
 
 
-def parse_tool_calls(text: str, format: ToolFormat) -> ParsedResponse:
+def parse_tool_calls(
+    text: str, format: ToolFormat, schemas: Sequence[Mapping[str, Any]] = (), *, starts_in_thought: bool = False
+) -> ParsedResponse:
     """Separate a response into text and tool calls. Does not raise; the time is bounded by a multiple of the length.
 
     `auto` recognizes the format by its markers. Without markers, JSON objects with a name and arguments are calls in
-    every format.
+    every format. Calls in a thought, also in one that does not end, are text. `starts_in_thought`: the prompt ends with
+    `<think>`; otherwise text before a first `</think>` is a thought as well, unless a call spells it. `schemas` of the
+    tools give arguments their types in formats that write all values as text.
     """
-    thoughts, separator, answer = text.rpartition(THINK_END)
+    calls, errors = [], []
+    content, end = [], 0
+    for start, stop in _find_thoughts(text, format, schemas, starts_in_thought=starts_in_thought):
+        reader = _read_calls(text[end:start], format, schemas)
+        calls += reader.calls
+        errors += reader.errors
+        content += [reader.content(), text[start:stop]]
+        end = stop
+    if not calls:
+        return ParsedResponse(text, errors=tuple(errors))
+    shown = "".join(content).strip()
+    return ParsedResponse(
+        call_markup.strip_harmony(shown) if format is ToolFormat.gpt_oss else shown, tuple(calls), tuple(errors)
+    )
+
+
+def _read_calls(answer: str, format: ToolFormat, schemas: Sequence[Mapping[str, Any]]) -> _Reader:
     reader = _Reader(answer)
-    if format in (ToolFormat.hermes, ToolFormat.auto) and HERMES_START in answer:
+    markup = next(
+        (
+            read
+            for kind, (marker, read) in MARKUP_READERS.items()
+            if format is kind or (format is ToolFormat.auto and marker in answer)
+        ),
+        None,
+    )
+    if markup is not None and reader.read_markup(markup(answer, schemas)):
+        return reader
+    if (
+        format in (ToolFormat.hermes, ToolFormat.qwen3_coder, ToolFormat.glm, ToolFormat.auto)
+        and HERMES_START in answer
+    ):
         reader.read_hermes()
     elif format in (ToolFormat.llama3, ToolFormat.auto) and LLAMA_MARKER in answer:
         reader.read_llama()
     elif format in (ToolFormat.mistral, ToolFormat.auto) and MISTRAL_MARKER in answer:
         reader.read_mistral()
-    elif not (format is ToolFormat.mistral and reader.read_named()):
+    elif not (format in (ToolFormat.mistral, ToolFormat.glm) and reader.read_named()):
         reader.read_objects()
-    if not reader.calls:
-        return ParsedResponse(text, errors=tuple(reader.errors))
-    content = (thoughts + separator + reader.content()).strip()
-    return ParsedResponse(content, tuple(reader.calls), tuple(reader.errors))
+    return reader
+
+
+def _find_thoughts(
+    text: str, format: ToolFormat, schemas: Sequence[Mapping[str, Any]], *, starts_in_thought: bool
+) -> Iterator[tuple[int, int]]:
+    """The parts of a text that are thoughts, in order, and an empty part at its end; markers in calls are text."""
+    answer = 0  # where the text after the last thought begins
+    thought = 0 if starts_in_thought or text.lstrip().startswith(THINK_START) else None
+    for _ in range(MAX_THOUGHTS):
+        if thought is not None:
+            end = text.find(THINK_END, thought)
+            answer = len(text) if end < 0 else end + len(THINK_END)
+            yield thought, answer
+        marks = [mark for mark in _THINK_MARK.finditer(text, answer) if answer == 0 or mark[0] == THINK_START]
+        spans = _read_calls(text[answer:], format, schemas).spans if marks else []
+        outside = (mark for mark in marks if not any(start <= mark.start() - answer < stop for start, stop in spans))
+        if (mark := next(outside, None)) is None:
+            break
+        thought = mark.start() if mark[0] == THINK_START else 0
+    else:
+        yield answer, len(text)
+    yield len(text), len(text)
 
 
 class _NotDecoded(Exception):
@@ -120,23 +192,36 @@ class _NotDecoded(Exception):
 
 
 class _Reader:
-    """Reads one response; `_spans` are the parts of the text that are calls, in order."""
+    """Reads one response; `spans` are the parts of the text that are calls, in order."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.calls: list[ToolCall] = []
         self.errors: list[str] = []
-        self._spans: list[tuple[int, int]] = []
+        self.spans: list[tuple[int, int]] = []
         self._attempts = 0
 
     def content(self) -> str:
         """The text without its calls, and without code fences and brackets that contained only calls."""
         end, parts = 0, []
-        for start, stop in self._spans:
+        for start, stop in self.spans:
             parts.append(self.text[end:start])
             end = stop
         content = _EMPTY_FENCE.sub("", "".join([*parts, self.text[end:]]))
         return "" if not content.strip(" \t\n[],;") else content
+
+    def read_markup(self, found: Iterator[call_markup.MarkupCall]) -> bool:
+        """Add calls that are written in markup; whether there were any, also malformed ones."""
+        has_calls = False
+        for call in islice(found, MAX_ATTEMPTS):
+            has_calls, num_calls = True, len(self.calls)
+            if call.error:
+                self.errors.append(f"{call.error} in {self._quote(call.start)}")
+            else:
+                self._add_call({"name": call.name, "arguments": call.arguments}, call.start)
+            if len(self.calls) > num_calls and (call.start, call.end) not in self.spans[-1:]:
+                self.spans.append((call.start, call.end))
+        return has_calls
 
     def read_hermes(self) -> None:
         """Read `<tool_call>{...}</tool_call>`, repeated; the last end marker may be missing."""
@@ -148,7 +233,7 @@ class _Reader:
             if close >= 0 and (following < 0 or close < following):
                 end = close + len(HERMES_END)
             if is_read:
-                self._spans.append((start, end))
+                self.spans.append((start, end))
             start = following
 
     def read_llama(self) -> None:
@@ -156,7 +241,7 @@ class _Reader:
         start = self.text.find(LLAMA_MARKER)
         is_read, end = self._read_values(start + len(LLAMA_MARKER))
         if is_read:
-            self._spans.append((start, end))
+            self.spans.append((start, end))
 
     def read_mistral(self) -> None:
         """Read `[TOOL_CALLS][{...}, {...}]`, or the newer `[TOOL_CALLS]name[ARGS]{...}`, repeated."""
@@ -165,7 +250,7 @@ class _Reader:
             after = start + len(MISTRAL_MARKER)
             is_read, end = self._read_named_values(after) or self._read_values(after)
             if is_read:
-                self._spans.append((start, end))
+                self.spans.append((start, end))
             start = self.text.find(MISTRAL_MARKER, end)
 
     def read_named(self) -> bool:
@@ -175,7 +260,7 @@ class _Reader:
             self.calls.clear()
             self.errors.clear()
             return False
-        self._spans.append((0, found[1]))
+        self.spans.append((0, found[1]))
         return True
 
     def read_objects(self) -> None:
@@ -200,7 +285,7 @@ class _Reader:
                 for part in parts:
                     self._add_call(part, start)
                 if len(self.calls) > num_calls:
-                    self._spans.append((start, end))
+                    self.spans.append((start, end))
             elif is_meant and isinstance(value, dict) and "name" in value and len(value) == 1:
                 self.errors.append(f"no arguments in {self._quote(start)}")
 

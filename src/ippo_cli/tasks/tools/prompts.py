@@ -11,10 +11,13 @@ from transformers import PreTrainedTokenizerBase
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema.tools import ToolFormat
 from ippo_cli.tasks.messages import Message
+from ippo_cli.tasks.tools import call_markup
 from ippo_cli.tasks.tools.formats import (
     HERMES_END,
     HERMES_START,
     MISTRAL_MARKER,
+    THINK_END,
+    THINK_START,
     ParsedResponse,
     ToolCall,
     chat_template_text,
@@ -44,10 +47,13 @@ class ToolPrompts:
         self.template_has_tools = uses_chat_template and _shows_tools(tokenizer, schemas)
         self.schemas = schemas if self.template_has_tools else None  # for the chat template
         self.format = self._resolve_format()
+        self._starts_in_thought = uses_chat_template and _opens_thought(tokenizer, self.schemas)
 
     def parse(self, completion: Completion) -> ParsedResponse:
         """Separate a completion into its text and its calls."""
-        return parse_tool_calls(self.text_with_markers(completion), self.format)
+        schemas = [tool.schema for tool in self.tools.tools]
+        text = self.text_with_markers(completion)
+        return parse_tool_calls(text, self.format, schemas, starts_in_thought=self._starts_in_thought)
 
     def text_with_markers(self, completion: Completion) -> str:
         """The text of a completion, with markers that are special tokens."""
@@ -104,18 +110,44 @@ class ToolPrompts:
             raise ConfigError(
                 f"{key}=auto",
                 f"does not know the format in which the chat template of agent {self.tools.agent} asks for calls",
-                "set it to hermes, llama3, mistral or json",
+                f"set it to {' '.join(kind.value for kind in ToolFormat if kind is not ToolFormat.auto)}",
             )
         return detected
 
 
 def format_call(call: ToolCall, format: ToolFormat) -> str:
     """A call as a model writes it."""
+    if format is ToolFormat.lfm2:
+        return call_markup.write_python_call(call.name, call.arguments)
+    if format is ToolFormat.gpt_oss:
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        return (
+            f"<|channel|>commentary{call_markup.HARMONY_RECIPIENT}{call.name} <|constrain|>json<|message|>{arguments}"
+        )
+    values = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in call.arguments.items()
+    }
+    if format is ToolFormat.qwen3_coder:
+        parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        return f"{HERMES_START}\n<function={call.name}>\n{parameters}</function>\n{HERMES_END}"
+    if format is ToolFormat.glm:
+        pairs = "".join(f"\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>" for key, value in values.items())
+        return f"{HERMES_START}{call.name}{pairs}\n{HERMES_END}"
     key = "parameters" if format is ToolFormat.llama3 else "arguments"
     text = json.dumps({"name": call.name, key: call.arguments}, ensure_ascii=False)
     if format is ToolFormat.hermes:
         return f"{HERMES_START}\n{text}\n{HERMES_END}"
     return f"{MISTRAL_MARKER}[{text}]" if format is ToolFormat.mistral else text
+
+
+def _opens_thought(tokenizer: PreTrainedTokenizerBase, schemas: list[Any] | None) -> bool:
+    """Whether the prompt ends within a thought: the template writes `<think>` and the model its end."""
+    try:
+        text = str(tokenizer.apply_chat_template(PROBE, tools=schemas, tokenize=False, add_generation_prompt=True))
+    except Exception:  # reported where prompts are rendered
+        return False
+    return text.rfind(THINK_START) > text.rfind(THINK_END)
 
 
 def _shows_tools(tokenizer: PreTrainedTokenizerBase, schemas: list[Any]) -> bool:
