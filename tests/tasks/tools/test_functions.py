@@ -143,3 +143,44 @@ def test_a_list_of_tools_and_single_functions(write: Callable[[str], str]) -> No
         assert [tool.name for tool in tools.tools] == names
     with pytest.raises(ConfigError, match="several tools with the name 'add'"):
         load_agent_tools("solo", replace(CONFIG, tools=[FILE, f"{FILE}:add"]))
+
+
+UNUSUAL = str(Path(__file__).parent / "unusual_tools.py")
+
+
+@pytest.fixture(scope="module")
+def unusual() -> Iterator[ToolRunner]:
+    tools = load_agent_tools("solo", replace(CONFIG, tools=UNUSUAL))
+    assert tools is not None
+    names = ["cached", "square", "two", "decorated", "wrapped", "search", "generate", "make_object", "read_later"]
+    assert [tool.name for tool in tools.tools] == names
+    parameters = {tool.name: tool.schema["function"]["parameters"] for tool in tools.tools}
+    assert list(parameters["square"]["properties"]) == ["base", "note"]
+    assert parameters["two"]["required"] == ["exponent"]
+    assert parameters["search"]["properties"]["q"] == {"type": "string", "description": "query"}
+    runner = ToolRunner(tools)
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "text", "has_failed"),
+    [
+        ("cached", {"word": "x"}, "x", False),
+        ("square", {"base": 3}, "9.0", False),
+        ("square", {"base": 3, "exponent": 3}, "Error: TypeError: got an unexpected keyword argument 'exponent'", True),
+        ("two", {"exponent": 3}, "8.0", False),
+        ("decorated", {"word": "x"}, "x", False),
+        ("wrapped", {"word": "x"}, "x", False),
+        ("search", {"q": "x"}, '["x", 1.5, 3, [0, 1, 2], "2020-01-01", [1, 3]]', False),
+        ("generate", {"n": 1}, "Error: TypeError: the tool returned a value of type generator; return text, ", True),
+        ("make_object", {"n": 1}, "Error: TypeError: the tool returned a value of type object; return text, ", True),
+        ("read_later", {"n": 1}, "1.0", False),
+    ],
+)
+def test_unusual_tools(
+    unusual: ToolRunner, name: str, arguments: dict[str, object], text: str, has_failed: bool
+) -> None:
+    found, failed = call(unusual, name, **arguments)
+    assert failed == has_failed
+    assert found.startswith(text) if failed else found == text

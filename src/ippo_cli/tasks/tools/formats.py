@@ -129,9 +129,9 @@ def parse_tool_calls(
         end = stop
     if not calls:
         return ParsedResponse(text, errors=tuple(errors))
-    shown = "".join(content).strip()
+    outside = "".join(content).strip()
     return ParsedResponse(
-        call_markup.strip_harmony(shown) if format is ToolFormat.gpt_oss else shown, tuple(calls), tuple(errors)
+        call_markup.strip_harmony(outside) if format is ToolFormat.gpt_oss else outside, tuple(calls), tuple(errors)
     )
 
 

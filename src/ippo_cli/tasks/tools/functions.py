@@ -1,7 +1,7 @@
 """Tools that are Python functions: their schemas from type hints and docstrings, and their calls in child processes.
 
-A file offers the functions in its list `TOOLS`; without one, all public functions that it defines. The schema is that
-of `get_json_schema` of transformers, or the function's attribute `schema`.
+A file offers the callables in its list `TOOLS`; without one, all public callables that it defines, cached, partial and
+decorated ones included. The schema is that of `get_json_schema` of transformers, or the callable's attribute `schema`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.tasks.tools.tool import Tool
@@ -20,6 +23,7 @@ from ippo_cli.user_code.load import load_function, load_module
 MAX_RESULT_CHARACTERS = 8192  # longer results are cut: they would fill the context of most models
 CALLER = f"{__name__}:FunctionCaller"
 Function = Callable[..., Any]
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def load_python_tools(reference: str, setting: str) -> list[Tool]:
@@ -29,30 +33,51 @@ def load_python_tools(reference: str, setting: str) -> list[Tool]:
         return [_make_tool(function, reference, setting)]
     module = load_module(reference, f"{setting}={reference}")
     functions = _offered_functions(module, f"{setting}={reference}")
-    return [_make_tool(function, f"{reference}:{function.__name__}", setting) for function in functions]
+    return [_make_tool(function, f"{reference}:{name}", setting) for name, function in functions.items()]
 
 
-def _offered_functions(module: ModuleType, setting: str) -> list[Function]:
-    offered = getattr(module, "TOOLS", None)
-    if offered is None:
-        offered = [
-            value
-            for name, value in vars(module).items()
-            if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
-        ]
+def _offered_functions(module: ModuleType, setting: str) -> dict[str, Function]:
+    """The callables that a file offers, by name."""
+    listed = getattr(module, "TOOLS", None)
+    if listed is None:
+        offered = {name: value for name, value in vars(module).items() if _is_defined_in(module, name, value)}
         if not offered:
             raise ConfigError(setting, "defines no public function", "define functions with type hints and docstrings")
-    if not isinstance(offered, list) or not offered:
-        raise ConfigError(setting, f"has TOOLS={offered!r:.60}", "TOOLS must be a list of functions of that file")
-    for function in offered:
-        name = getattr(function, "__name__", None)
-        if name is None or getattr(module, name, None) is not function:
+        return offered
+    if not isinstance(listed, list) or not listed:
+        raise ConfigError(setting, f"has TOOLS={listed!r:.60}", "TOOLS must be a list of functions of that file")
+    offered = {}
+    for function in listed:
+        name = next((name for name, value in vars(module).items() if value is function), None)
+        if name is None or not callable(function):
             raise ConfigError(
                 setting,
                 f"lists {function!r:.60} in TOOLS, which is not a function with a name in that file",
                 "define it there with def",
             )
+        offered[name] = function
     return offered
+
+
+def _is_defined_in(module: ModuleType, name: str, value: Any) -> bool:
+    """Whether a public name of a module is a callable of its own, and neither a class nor an imported function."""
+    if name.startswith("_") or not callable(value) or inspect.isclass(value):
+        return False
+    inner = _inner_function(value)
+    if inspect.isroutine(inner):
+        # A function from within another one is the result of a call in this file, such as of a decorator.
+        return inner.__module__ == module.__name__ or "<locals>" in inner.__qualname__
+    return type(inner).__module__ == module.__name__
+
+
+def _inner_function(function: Function) -> Any:
+    """The function inside caches, decorators and partial objects."""
+    while True:
+        inner = inspect.unwrap(function)
+        inner = inner.func if isinstance(inner, partial) else inner
+        if inner is function:
+            return function
+        function = inner
 
 
 def _make_tool(function: Function, reference: str, setting: str) -> Tool:
@@ -67,13 +92,13 @@ def _read_schema(function: Function, name: str, reference: str, setting: str) ->
         if own is None:
             from transformers.utils.chat_template_utils import get_json_schema
 
-            schema = get_json_schema(function)
+            schema = get_json_schema(function if inspect.isfunction(function) else _plain_function(function, name))
         else:
             schema = own if own.get("type") == "function" else {"type": "function", "function": own}
             _check_schema(schema["function"], name)
         return json.loads(json.dumps(schema))
     except Exception as error:  # of transformers, with its own classes; or of a schema that is none
-        code = getattr(function, "__code__", None)
+        code = getattr(_inner_function(function), "__code__", None)
         place = "" if code is None else f", line {code.co_firstlineno}"
         raise ConfigError(
             f"{setting}={reference}",
@@ -81,6 +106,35 @@ def _read_schema(function: Function, name: str, reference: str, setting: str) ->
             "give every argument a type hint and a description under `Args:` in the docstring, or set the function's "
             "attribute `schema`",
         ) from error
+
+
+def _plain_function(function: Function, name: str) -> Function:
+    """A function with the name, hints, docstring and free parameters of a callable, as `get_json_schema` reads them."""
+    inner = _inner_function(function)
+    described = inner if inspect.isroutine(inner) else type(inner).__call__
+    parameters = [part for part in inspect.signature(function).parameters.values() if part.name not in _bound(function)]
+    hints = get_type_hints(described)
+
+    def plain() -> None: ...
+
+    plain.__name__ = name
+    plain.__doc__ = inspect.getdoc(described) or inspect.getdoc(inner)
+    free = {"return", *(part.name for part in parameters)}
+    plain.__annotations__ = {key: hint for key, hint in hints.items() if key in free}
+    plain.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    return plain
+
+
+def _bound(function: Function) -> set[str]:
+    """The keyword arguments that partial objects set: no part of the schema, and no argument of a call."""
+    names: set[str] = set()
+    while not inspect.isroutine(function):
+        names |= set(function.keywords) if isinstance(function, partial) else set()
+        inner = function.func if isinstance(function, partial) else getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function = inner
+    return names
 
 
 def _check_schema(schema: Mapping[str, Any], name: str) -> None:
@@ -100,6 +154,8 @@ class FunctionCaller:
         """Whether the call succeeded, and the text of its result or of its error."""
         function = self._functions[reference]
         try:
+            if bound := sorted(_bound(function) & set(arguments)):
+                raise TypeError(f"got an unexpected keyword argument {bound[0]!r}")
             inspect.signature(function).bind(**arguments)
             result = function(**arguments)
             if inspect.isawaitable(result):
@@ -114,11 +170,35 @@ async def _await(result: Any) -> Any:
 
 
 def format_result(result: Any) -> str:
-    """The text of a result: strings as they are, other values as JSON."""
-    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    """The text of a result: strings as they are, other values as JSON.
+
+    Raises `TypeError` for a value without a text of its own, such as a generator: its address would differ when an
+    iteration is repeated.
+    """
+    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=_to_json)
     text = text.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be tokenized
     if len(text) > MAX_RESULT_CHARACTERS:
         text = f"{text[:MAX_RESULT_CHARACTERS]}... ({len(text)} characters)"
+    return text
+
+
+def _to_json(value: Any) -> Any:
+    """A value of another type as JSON data: arrays as lists, sets in order, dates and the like as text."""
+    if hasattr(value, "tolist"):  # of numpy or torch
+        return value.tolist()
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=lambda part: (type(part).__name__, str(part)))
+    if is_dataclass(value) and not isinstance(value, type):
+        return {part.name: getattr(value, part.name) for part in fields(value)}
+    if callable(dump := getattr(value, "model_dump", None)):  # of pydantic
+        return dump()
+    if isinstance(value, Mapping):
+        return dict(value)
+    text = str(value)
+    if _ADDRESS.search(text):
+        raise TypeError(
+            f"the tool returned a value of type {type(value).__name__}; return text, a number, a list or a dict"
+        )
     return text
 
 
