@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ippo_cli.compose import resume
 from ippo_cli.compose.configured import load_run_config
 from ippo_cli.compose.load import compose_node, iter_leaves, load_config, resolve_config, to_yaml
+from ippo_cli.compose.resolvers import RESOLVERS
 from ippo_cli.compose.resume import config_changes, resolve_resume
 from ippo_cli.config.errors import ResumeError
 from ippo_cli.runs.folder import lock_folder
@@ -136,6 +138,24 @@ def test_resume_keeps_the_checkpoint_that_a_run_as_warm_start_meant(run: MakeRun
     for name in ("low", "high"):  # as by a limit of kept checkpoints: the weights are in the run's own ones
         (checkpoints / "step_00000001" / name / "critic").rmdir()
     assert resolve_resume([f"resume={folder}"]) == (typed, folder)
+
+
+@pytest.mark.parametrize("chosen", ["fp32", "bf16"])
+def test_resume_keeps_the_number_format_of_another_machine(
+    chosen: str, run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ("actor=full", "actor.model=x", "critic=separate")
+    monkeypatch.setitem(RESOLVERS, "device_dtype", lambda devices: chosen)
+    written.cache_clear()
+    folder = run("20250101-000000-aaaaaa", "preempted", *overrides)
+    other = "fp32" if chosen == "bf16" else "bf16"
+    monkeypatch.setitem(RESOLVERS, "device_dtype", lambda devices: other)
+    monkeypatch.setattr(resume, "default_dtype", lambda: other)
+    written.cache_clear()
+    assert resolve_resume([f"resume={folder}"])[0] == [*overrides, f"actor.dtype={chosen}"]
+    assert resolve_resume([*overrides, "resume=auto"])[1] == folder
+    with pytest.raises(ResumeError, match=f"actor.dtype: {chosen} -> {other}"):
+        resolve_resume([f"resume={folder}", f"actor.dtype={other}"])
 
 
 def test_warm_start_with_frozen_parameters_cannot_change(run: MakeRun) -> None:

@@ -54,6 +54,7 @@ def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
         ),
         ("constant_prompts", {"task.agents.solo.template": "jinja:Hi"}, {}, "every row has the same prompt"),
         ("constant_prompts", {"task.agents.solo.answer": "42"}, {}, "every row has the same reference"),
+        ("emulated_bf16", {}, {"bf16_slowdown": 34.1}, "a matrix product takes 34 times as long as in float32"),
         ("older_environment", {}, {"newer_environment": "Lake-v1"}, "an older version; Lake-v1 is the newest"),
     ],
 )

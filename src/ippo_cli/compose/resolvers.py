@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from ippo_cli.config.batch_sizes import fit_mini_batch
 from ippo_cli.config.schema import Mode
+from ippo_cli.engine.number_formats import default_dtype
 
 
 def register_resolvers() -> None:
@@ -43,6 +44,7 @@ def default_patience(mode: str) -> int | None:
 
 
 RESOLVERS: dict[str, Callable[..., Any]] = {
+    "device_dtype": default_dtype,
     "fit_mini_batch": fit_mini_batch,
     "behavior_level": default_behavior_level,
     "behavior_cap": default_behavior_cap,

@@ -16,8 +16,10 @@ from ippo_cli.compose.run_weights import REFERENCE, WARM_START
 from ippo_cli.config.commands import last_value, parse_path
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.marked_keys import is_frozen_key
+from ippo_cli.config.schema import ActorKind
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.engine.launchers import detect_ranks, job_id
+from ippo_cli.engine.number_formats import default_dtype
 from ippo_cli.runs.folder import (
     display_path,
     is_run_locked,
@@ -26,6 +28,8 @@ from ippo_cli.runs.folder import (
     read_run_state,
     run_folders,
 )
+
+DTYPE = "actor.dtype"
 
 
 def resolve_resume(argv: Sequence[str]) -> tuple[list[str], Path | None]:
@@ -47,12 +51,14 @@ def resolve_resume(argv: Sequence[str]) -> tuple[list[str], Path | None]:
 
 
 def overrides_with_weights(folder: Path, typed_now: Sequence[str]) -> list[str]:
-    """The saved overrides of a run, and the folders that runs as `critic.warm_start` and `actor.reference` meant.
+    """The saved overrides of a run, the number format that its machine chose, and the folders that runs as
+    `critic.warm_start` and `actor.reference` meant.
 
     The best checkpoint of such a run may be another one by now. Removed folders are left out, and all of them if
     `typed_now` has such a key.
     """
     saved = saved_overrides(folder)
+    saved += _number_format(folder, [*saved, *typed_now])
     if any(text.partition("=")[0].endswith((WARM_START, REFERENCE)) for text in typed_now):
         return saved
     before = {
@@ -67,6 +73,15 @@ def overrides_with_weights(folder: Path, typed_now: Sequence[str]) -> list[str]:
         if now[key] != str(weights) and _run_of_weights(now[key]) == _run_of_weights(weights) and weights.is_dir()
     ]
     return [*saved, *moved]
+
+
+def _number_format(folder: Path, overrides: Sequence[str]) -> list[str]:
+    """The override for the number format of a run whose machine chose another one than this machine does."""
+    if any(DTYPE in text.partition("=")[0] for text in overrides):
+        return []
+    saved = dict(iter_leaves(saved_config(folder)))
+    depends_on_machine = saved.get("actor.kind") in (ActorKind.full.value, ActorKind.lora.value)
+    return [f"{DTYPE}={saved[DTYPE]}"] if depends_on_machine and saved[DTYPE] != default_dtype() else []
 
 
 def _run_of_weights(folder: object) -> Path | None:
@@ -164,7 +179,7 @@ def _matches_resume(folder: Path, now: Mapping[str, object], overrides: Sequence
     if began_by != job:
         return False
     return (
-        _matches_config(folder, now)
+        _matches_config(folder, now, overrides)
         if job is None
         else _run_overrides(convert_overrides(began_with)) == _run_overrides(overrides)
     )
@@ -229,9 +244,11 @@ def _compose_plain(overrides: Sequence[str]) -> dict[str, Any]:
     return resolve_config(compose_node([text for text in overrides if not text.startswith("-")]))
 
 
-def _matches_config(folder: Path, now: Mapping[str, object]) -> bool:
+def _matches_config(folder: Path, now: Mapping[str, object], overrides: Sequence[str]) -> bool:
     """Whether a run has this configuration; False if it cannot be read, such as from another version."""
     try:
+        if number_format := _number_format(folder, [*saved_overrides(folder), *overrides]):
+            now = _compose_leaves([*overrides, *number_format])
         return not _frozen_changes(folder, now)
     except ResumeError:
         return False

@@ -36,6 +36,7 @@ from ippo_cli.config.text import join_names
 MAX_TYPICAL_RATE = 1e-5  # PPO on all weights of a pretrained model: verl uses 1e-6 for actors, 1e-5 for critics
 MAX_ACTOR_RATE = 1e-4  # warn above this rate, also for small models
 MAX_CRITIC_RATE = 5e-4
+MIN_SLOWDOWN = 1.5  # of bf16 compared with float32
 FEWEST_PASSES, MOST_PASSES = 0.1, 50.0  # passes over the training data
 
 
@@ -48,6 +49,7 @@ class WarningInputs:
     train_rows: int
     held_out_rows: int | None = None
     dry_run_failure: str = ""  # error of the user's code in a dry run with placeholder responses
+    bf16_slowdown: float | None = None  # of a matrix product on this processor, if it computes in bf16
     newer_environment: str | None = None  # newest version of an environment that is configured in an older version
 
 
@@ -304,10 +306,21 @@ def _atypical_values(settings: WarningInputs) -> str | None:
     return None if not found else " and ".join(f"{key}={text}" for key, text in list(found.items())[:2])
 
 
+def _emulated_bf16(settings: WarningInputs) -> str | None:
+    slowdown = settings.bf16_slowdown
+    if slowdown is None or slowdown < MIN_SLOWDOWN:
+        return None
+    return (
+        f"actor.dtype=bf16 is emulated by this processor: a matrix product takes {slowdown:.0f} times as long as in "
+        "float32; use actor.dtype=fp32"
+    )
+
+
 RULES: dict[str, Callable[[WarningInputs], str | None]] = {
     "actor_learning_rate": _actor_rate,
     "critic_learning_rate": _critic_rate,
     "rounded_merge": _rounded_merge,
+    "emulated_bf16": _emulated_bf16,
     "magnitudes": _atypical_values,
     "sizes": _sizes_beyond_data,
     "few_prompts": _few_prompts,

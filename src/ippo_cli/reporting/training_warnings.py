@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from ippo_cli.config.batch_sizes import BatchSizes
 from ippo_cli.config.config_warnings import WarningInputs, config_warnings
-from ippo_cli.config.schema import Config, EnvironmentTaskConfig
+from ippo_cli.config.schema import Config, Dtype, EnvironmentTaskConfig
 from ippo_cli.diagnosis.finding import Finding, Observations, Row
 from ippo_cli.diagnosis.registry import CONDITIONS
+from ippo_cli.engine.number_formats import has_gpu, measure_bf16_slowdown
 from ippo_cli.tasks.environments.build import newer_environment
 from ippo_cli.tasks.task import Task
 
@@ -33,8 +34,18 @@ def startup_warnings(config: Config, plan: BatchSizes, task: Task) -> dict[str, 
             train_rows=len(task.train),
             held_out_rows=len(task.held_out),
             dry_run_failure=task.dry_run.failure,
+            bf16_slowdown=measure_bf16_slowdown() if _computes_in_bf16_on_cpu(config) else None,
             newer_environment=newer_environment(config.task)
             if isinstance(config.task, EnvironmentTaskConfig)
             else None,
         )
+    )
+
+
+def _computes_in_bf16_on_cpu(config: Config) -> bool:
+    """Whether a model of an agent computes in bf16 on the processor of this machine."""
+    if config.plan.devices is not None or has_gpu():
+        return False
+    return any(
+        Dtype.bf16 in (agent.actor.dtype, getattr(agent.critic, "dtype", None)) for agent in config.task.agents.values()
     )

@@ -12,6 +12,7 @@ from ippo_cli.config.text import format_bytes
 from ippo_cli.diagnosis.machine.problem import Facts, Problem
 from ippo_cli.engine.host_cpus import host_cpus
 from ippo_cli.engine.host_memory import host_memory
+from ippo_cli.engine.number_formats import has_bf16_instructions
 
 GIB = 2**30
 LITTLE_MEMORY, LITTLE_DISK = 2 * GIB, 5 * GIB
@@ -27,6 +28,7 @@ def hardware_facts(output_dir: Path) -> dict[str, Facts]:
             "cores": cpus.machine,
             "allowed": cpus.allowed,
             "cgroup_limit": cpus.limit,
+            "bf16_instructions": has_bf16_instructions(),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
         },
         "memory": {
