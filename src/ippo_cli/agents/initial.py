@@ -66,9 +66,12 @@ def initial_weights(
     return {holder: sources[base] for holder, base in base_by_policy(config).items()}
 
 
-def warm_start_lessons(names: Sequence[str], config: Config, task: Task) -> list[Lesson]:
+def warm_start_lessons(
+    names: Sequence[str], config: Config, task: Task, limit: int = WARM_START_EXAMPLES
+) -> list[Lesson]:
     """Characters and warm-start lessons of a model made locally, from all of its agents in turn; empty without answers.
 
+    `limit`: the examples that are read, if all agents have answers.
     An agent with `rollout.context=last_only` gets one lesson per turn, since it never reads two turns in a row.
     """
     agents = config.task.agents
@@ -80,7 +83,7 @@ def warm_start_lessons(names: Sequence[str], config: Config, task: Task) -> list
     scripted = all(answer is not None for answer in answers) and not isinstance(config.task, ProgramConfig)
     # Few examples are replayed several times: the model must not memorise random answers.
     again = cycle(take_examples(task.train, RANDOM_EPISODES))
-    examples = take_examples(task.train, WARM_START_EXAMPLES) if scripted else islice(again, RANDOM_EPISODES)
+    examples = take_examples(task.train, limit) if scripted else islice(again, RANDOM_EPISODES)
     try:
         played = play_lessons(environment, agents, examples, config.seed)
     finally:
@@ -91,7 +94,9 @@ def warm_start_lessons(names: Sequence[str], config: Config, task: Task) -> list
     return lessons
 
 
-def alphabet_lessons(names: Sequence[str], lessons: list[Lesson], config: Config, task: Task) -> list[Lesson]:
+def alphabet_lessons(
+    names: Sequence[str], lessons: list[Lesson], config: Config, task: Task, limit: int = WARM_START_EXAMPLES
+) -> list[Lesson]:
     """All lessons that define the alphabet of a model made locally, in addition to its warm-start `lessons`.
 
     A centralised critic reads the tokens of all agents, so all agents need one alphabet.
@@ -99,7 +104,7 @@ def alphabet_lessons(names: Sequence[str], lessons: list[Lesson], config: Config
     everyone = tuple(config.task.agents)
     if config.critic.kind is not CriticKind.centralized or set(names) == set(everyone):
         return lessons
-    return warm_start_lessons(everyone, config, task)
+    return warm_start_lessons(everyone, config, task, limit)
 
 
 def pin_revisions(config: Config, weights: WeightSources, run_folder: Path) -> Config:

@@ -16,6 +16,8 @@ from ippo_cli.cli.help import TRAIN_HELP
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+COMPLETION_FLAGS = {"-sc", "--shell-completion"}
+
 
 def main() -> NoReturn:
     """Entry point."""
@@ -29,6 +31,7 @@ def _dispatch_command(typed: Sequence[str]) -> None:
     from ippo_cli.cli.new_task import write_task_file
     from ippo_cli.compose.arguments import normalize_arguments
     from ippo_cli.compose.flags import check_flags
+    from ippo_cli.compose.known_keys import check_known_keys
     from ippo_cli.compose.load import register_schemas
     from ippo_cli.compose.resume import resolve_resume
     from ippo_cli.compose.user_files import check_user_files
@@ -49,6 +52,8 @@ def _dispatch_command(typed: Sequence[str]) -> None:
     for text in argv:
         if text.startswith("="):  # Hydra has no check for this
             raise ConfigError(repr(text), "is an unexpected argument", "write key=value; see ippo-train --help")
+    if not COMPLETION_FLAGS & set(argv):  # their arguments are Hydra's
+        check_known_keys(argv)
     register_schemas()
     check_user_files(argv)
     config_text = _job_config_text(argv)
@@ -84,7 +89,7 @@ def _run_job(argv: Sequence[str], folder: Path | None, typed: Sequence[str]) -> 
         except Exception as error:  # raised below: Hydra would print its own message
             failures.append(error)
 
-    if any(flag in argv for flag in ("-sc", "--shell-completion")):
+    if COMPLETION_FLAGS & set(argv):
         completions = io.StringIO()
         with redirect_stdout(completions):
             job()

@@ -17,11 +17,13 @@ from ippo_cli.compose.explain import (
     explain_several_values,
     summarize_message,
 )
+from ippo_cli.compose.known_keys import unknown_overrides
 from ippo_cli.compose.load import KINDS, config_dir
 from ippo_cli.compose.plugins import plugin_error_from_message
 from ippo_cli.compose.searchpath import SEARCH_PATH, list_options, user_option_files
 from ippo_cli.config.errors import ConfigError, combine_errors
 
+UNKNOWN_KEY = ConfigError("", "is not a key", "")
 HIDDEN_GROUPS = ("base", "schema")
 UNKNOWN_NAME = r"is not a key|names no agent"
 
@@ -48,7 +50,12 @@ def check_overrides(
     ordered = sorted(overrides, key=_composition_order)
     errors: list[ConfigError] = []
     good = list(base)
-    _bisect_overrides(ordered, good, errors)
+    unknown = unknown_overrides([*base, *ordered])
+    _bisect_overrides([text for text in ordered if text not in unknown], good, errors)
+    for text in unknown:
+        errors.append(explain_override(text, good, UNKNOWN_KEY, config_groups(good)))
+    places = {text.partition("=")[0]: place for place, text in enumerate(ordered)}
+    errors.sort(key=lambda error: places.get(error.key, len(places)))
     if not sweeps:
         errors += [
             found for text in ordered if text not in _first_value(text) and (found := _several_values_error(text, good))
@@ -73,6 +80,8 @@ def filter_completions(completions: str) -> str:
 
 def _bisect_overrides(ordered: Sequence[str], good: list[str], errors: list[ConfigError]) -> None:
     """Add valid overrides to `good` and errors of invalid ones to `errors`, by bisection."""
+    if not ordered:
+        return
     single = [part for text in ordered for part in _first_value(text)]
     try:
         compose_cached((*good, *single))

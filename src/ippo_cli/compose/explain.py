@@ -156,6 +156,13 @@ def explain_key(
             f"is not a key of {group}={read_kind(node[group])}",
             "use " + " or ".join(f"{group}={kind}" for kind in others),
         )
+    return explain_unknown_name(text, name, keys, options)
+
+
+def explain_unknown_name(
+    text: str, name: str, keys: Sequence[str], options: Mapping[str, Sequence[str]]
+) -> ConfigError:
+    """Explain a key that no option has; `keys` are those that it may mean."""
     corrected = list(dict.fromkeys(candidate for key in keys if (candidate := _correct_one_part(name, key))))
     answer = None if corrected or ".agents." in name else find_suggestion(name)
     if answer is not None and answer.text != name and answer.text.rpartition(".")[2] != name:

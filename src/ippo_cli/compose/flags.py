@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
 
 from ippo_cli.compose.arguments import LAUNCHER_FLAGS
 from ippo_cli.config.errors import ConfigError, combine_errors
@@ -22,6 +23,9 @@ VALUELESS_FLAGS = (
 CFG_FLAGS = ("--cfg", "-c")
 VALUE_FLAGS = (*CFG_FLAGS, "--config-dir", "-cd", "--package", "-p")
 CFG_OPTION_FLAGS = ("--resolve", "--package", "-p")
+OTHER_FLAGS = ("--help", "--version", "--explain", "--new-task", "--diff", "--completion")
+ALL_FLAGS = [flag for flag in (*VALUELESS_FLAGS, *VALUE_FLAGS, *OTHER_FLAGS) if flag.startswith("--")]
+FLAG_CUTOFF = 0.75
 UNSUPPORTED_FLAGS = ("--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 
 
@@ -60,27 +64,17 @@ def _next_argument(typed: Sequence[str], place: int) -> str:
 
 
 def _suggest_override(flag: str, value: str, command_keys: Collection[str]) -> str:
-    """Suggest the key without dashes if it exists, else the remedy for that key as a mistyped override."""
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from ippo_cli.compose.diagnose import config_groups, diagnose_error
-    from ippo_cli.compose.load import compose_node
+    """Suggest a flag with a similar name, the key without dashes, or the remedy for that key as a mistyped override."""
+    from ippo_cli.compose.diagnose import config_groups
+    from ippo_cli.compose.explain import explain_unknown_name
+    from ippo_cli.compose.known_keys import known_names
 
     key = flag.lstrip("-").replace("-", "_")
     if not key:
         return "see ippo-train --help"
     override = f"{key}={value or 'VALUE'}"
-    missing = object()
-    if (
-        key in command_keys
-        or key in config_groups()
-        or OmegaConf.select(compose_node([]), key, default=missing) is not missing
-    ):
+    if key in command_keys or key in known_names():
         return f"use {override}"
-    try:
-        compose_node([override])
-    except (HydraException, OmegaConfBaseException) as error:
-        return str(diagnose_error([override], error)).partition("; ")[2]
-    return f"use {override}"
+    if flag.startswith("--") and (close := get_close_matches(flag, ALL_FLAGS, n=1, cutoff=FLAG_CUTOFF)):
+        return f"did you mean {close[0]}?"
+    return str(explain_unknown_name(override, key, list(known_names()), config_groups())).partition("; ")[2]

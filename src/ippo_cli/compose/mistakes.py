@@ -11,6 +11,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.compose.explain import CANNOT_COMPOSE
+from ippo_cli.compose.known_keys import UnknownKey
 from ippo_cli.config.errors import ConfigError, IppoError, collect_errors, split_errors
 
 RUN_KEYS = ("resume", "run")
@@ -23,7 +24,8 @@ def find_mistakes(error: Exception, typed: Sequence[str], command_keys: Collecti
     `command_keys`: the command's own keys; None for a command without overrides. Empty if Hydra failed for a reason
     other than a mistake.
     """
-    first = list(split_errors(error)) if isinstance(error, ConfigError) else []
+    is_explained = not isinstance(error, UnknownKey)
+    first = list(split_errors(error)) if isinstance(error, ConfigError) and is_explained else []
     if command_keys is None or any(text.startswith(NO_OVERRIDES) for text in typed):
         return first
     try:
@@ -120,6 +122,8 @@ def _rule_errors(good: Sequence[str], errors: Sequence[ConfigError], *, training
         check_config(config, world_size(config, external_world_size()), training=training)
 
     keys = {text.partition("=")[0].lstrip("+~") for text in good}
+    if errors and not keys:
+        return []
     found = collect_errors([check_rules], errors)[len(errors) :]
     if not errors:
         return found

@@ -59,6 +59,8 @@ from ippo_cli.rollout.served_policy import ServedPolicy, load_served_policy
 from ippo_cli.tasks.conversation import prompt_formats
 from ippo_cli.tasks.task import Task
 
+ALPHABET_EXAMPLES = 512  # examples whose characters are the vocabulary of a local model in a plan; a run reads more
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpecs:
@@ -99,9 +101,11 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
             continue
         if weights is None and isinstance(actor, TinyActorConfig):
             source = f"{base}'s own"
-            lessons = warm_start_lessons(names, config, task)
+            lessons = warm_start_lessons(names, config, task, ALPHABET_EXAMPLES)
             check_has_lessons(names[0], actor, lessons)
-            tokenizer = make_lesson_tokenizer(actor.alphabet, alphabet_lessons(names, lessons, config, task))
+            tokenizer = make_lesson_tokenizer(
+                actor.alphabet, alphabet_lessons(names, lessons, config, task, ALPHABET_EXAMPLES)
+            )
             empty_models[source, revision, str({})] = empty_model(tiny_config(actor, len(tokenizer)))
         else:
             tokenizer = load_actor_tokenizer(actor, source, revision)

@@ -14,7 +14,7 @@ from ippo_cli.tasks.prompt_lengths import check_prompt_lengths, fitting_rows
 from ippo_cli.tasks.rows import take_rows
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, example_only_agents, max_answers, multi_turn_agents
-from ippo_cli.tasks.templates import first_message
+from ippo_cli.tasks.templates import first_message, first_message_size
 from ippo_cli.types import Example
 
 
@@ -74,8 +74,9 @@ def build_prompt_formats(
 
     scheduled = schedule.scheduled_examples(batch_sizes.num_iterations)
     known = {name: formats[name] for name in example_only_agents(config.task)}
-    check_prompt_lengths(known, message, scheduled, "the training data", specs.context_limits)
-    check_prompt_lengths(known, message, enumerate(task.held_out), "the held-out data", specs.context_limits)
+    sizes = {name: first_message_size(name, config.task.agents[name]) for name in known}
+    for rows, source in ((scheduled, "the training data"), (enumerate(task.held_out), "the held-out data")):
+        check_prompt_lengths(known, message, rows, source, specs.context_limits, sizes)
     for name, observation in ({} if known else task.dry_run.first_observations).items():
         if name in formats:  # unknown agents are reported when episodes fail
             formats[name].check_lengths([(0, observation)], "the training data", specs.context_limits[name])

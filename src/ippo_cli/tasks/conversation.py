@@ -280,16 +280,22 @@ class PromptFormat:
         limit = min(self.max_prompt_tokens, context - 1)
         return {row for row, _, length in self._possibly_too_long(rows, context) if not 0 < length <= limit}
 
+    def count_fitting_bytes(self, message: str, context: int) -> int:
+        """The bytes up to which every first message fits; `message` is one of them.
+
+        The chat template adds a constant number of bytes, and a token has at least one byte.
+        """
+        around = SLACK + self.tokenizer.num_special_tokens_to_add()
+        around += len(self.text(message).encode()) - len(message.encode())
+        return min(self.max_prompt_tokens, context - 1) - around
+
     def _possibly_too_long(self, rows: Sequence[tuple[int, str]], context: int) -> list[tuple[int, str, int]]:
         """Rows that may be too long or empty, as (row, prompt, number of tokens).
 
         A text has at most as many tokens as bytes, so most rows need no tokenization.
         """
-        # The chat template adds a constant number of bytes.
         _, first = rows[0]
-        around = SLACK + self.tokenizer.num_special_tokens_to_add()
-        around += len(self.text(first).encode()) - len(first.encode())
-        limit = min(self.max_prompt_tokens, context - 1) - around
+        limit = self.count_fitting_bytes(first, context)
         suspects = [
             (row, self._text(message))
             for row, message in rows

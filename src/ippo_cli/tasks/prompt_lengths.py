@@ -10,6 +10,8 @@ from ippo_cli.types import Example
 
 TOKENIZE_BATCH = 1024  # prompts that are tokenized together
 
+MessageSize = Callable[[Example], int] | None
+"""Returns the bytes of a first message without rendering it; None for messages that must be rendered."""
 FirstMessage = Callable[[str, Example], str]
 """Returns the first message of an agent (by name) for an example."""
 
@@ -20,13 +22,22 @@ def check_prompt_lengths(
     rows: Iterable[tuple[int, Example]],
     source: str,
     contexts: Mapping[str, int],
+    sizes: Mapping[str, MessageSize] | None = None,
 ) -> None:
-    """Raise `ConfigError` for a row of `source` that is too long for an agent; `contexts`: agent -> context length."""
+    """Raise `ConfigError` for a row of `source` that is too long for an agent; `contexts`: agent -> context length.
+
+    `sizes`: by agent; rows that fit by their size are not rendered.
+    """
     waiting = iter(rows)
     while part := list(islice(waiting, TOKENIZE_BATCH)):
         for name, prompt_format in formats.items():
-            messages = [(row, message(name, example)) for row, example in part]
-            prompt_format.check_lengths(messages, source, contexts[name])
+            suspects, size = part, (sizes or {}).get(name)
+            if size is not None:
+                limit = prompt_format.count_fitting_bytes(message(name, part[0][1]), contexts[name])
+                suspects = [(row, example) for row, example in part if not 0 < size(example) <= limit]
+            messages = [(row, message(name, example)) for row, example in suspects]
+            if messages:
+                prompt_format.check_lengths(messages, source, contexts[name])
 
 
 def fitting_rows(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -105,6 +105,29 @@ def first_message(
         conversation = {word: "" for word in words if word == OBSERVATION or is_conversation_field(word)}
         conversation |= {"turn": "1"} if "turn" in conversation else {}
     return render_template(config.template, example, setting, conversation)
+
+
+def first_message_size(agent: str, config: PromptConfig) -> Callable[[Example], int] | None:
+    """A function that returns the bytes of an agent's first message without rendering it; None if it must be rendered.
+
+    A template of literal text and fields of the example has the sizes of its parts.
+    """
+    template, setting = config.template, f"task.agents.{agent}.template"
+    if is_function(template) or is_jinja(template) or is_messages(template):
+        return None
+    parsed = _parse_template(template, setting)
+    names = [field for _, field, _, _ in parsed if field is not None]
+    if any(form or conversion for _, _, form, conversion in parsed) or any(
+        field == OBSERVATION or is_conversation_field(field) for field in names
+    ):
+        return None
+    literal = sum(len(text.encode()) for text, _, _, _ in parsed)
+
+    def size(example: Example) -> int:
+        fields = (_render_field(field, example, NO_VALUES, setting, template) for field in names)
+        return literal + sum(len(text) if text.isascii() else len(text.encode()) for text in fields)
+
+    return size
 
 
 def is_conversation_field(field: str) -> bool:
