@@ -675,9 +675,26 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ),
     (
         ("algorithm=sao",),
-        {"algorithm.behavior_correction.level": "token", "rollout.top_k": 3},
+        {"algorithm.behavior_correction.level": "token"},
         1,
         "algorithm.behavior_correction.level=token would correct for the sampler twice",
+    ),
+    (
+        ("algorithm=ppo",),
+        {"algorithm.behavior_correction.level": "sequence", "rollout.top_p": 0.9},
+        1,
+        "algorithm.behavior_correction.level=sequence has weights that vanish with the length",
+    ),
+    (
+        ("algorithm=ppo",),
+        {
+            "algorithm.behavior_correction.level": "token",
+            "algorithm.behavior_correction.band_low": 0.5,
+            "algorithm.behavior_correction.band_high": 2.0,
+            "rollout.repetition_penalty": 1.2,
+        },
+        1,
+        "algorithm.behavior_correction.band_low=0.5 band_high=2.0 would mask tokens for the share",
     ),
     (
         ("algorithm=sao", "critic=separate"),

@@ -63,7 +63,14 @@ def flat(n: int) -> float:
     return 0.2 + 0.002 * (-1) ** n
 
 
-METRIC_CONDITIONS = ("learning_rate", "kl_coefficient", "entropy_gone", "policy_unchanged", "sampler_mismatch")
+METRIC_CONDITIONS = (
+    "learning_rate",
+    "masked_tokens",
+    "kl_coefficient",
+    "entropy_gone",
+    "policy_unchanged",
+    "sampler_mismatch",
+)
 
 
 @pytest.mark.parametrize("name", METRIC_CONDITIONS)
@@ -100,6 +107,12 @@ def test_a_run_that_learns_fulfils_no_condition(name: str, config: Config) -> No
         ("policy_unchanged", lambda _: {"policy/steps": 0.0}, "no optimizer step in 24 iterations"),
         ("sampler_mismatch", lambda _: {"policy/ratio_first_step_deviation": 0.05}, "give the same tokens other"),
         ("sampler_mismatch", lambda _: {"rollout/prob_diff/sampler": 0.01}, "before any optimizer step"),
+        (
+            "masked_tokens",
+            lambda _: {"policy/clip_fraction": 1.0, "policy/grad_norm": 0.0},
+            "every token of solo is masked or clipped",
+        ),
+        ("masked_tokens", lambda _: {"policy/clip_fraction": 0.0, "rollout/ess_ratio": 0.0}, "all gradients are 0"),
         (
             "length_hacking",
             lambda n: {"rollout/response_length": 6.0 + n / 2, "score/part/exact": 0.5 - 0.02 * n},

@@ -11,6 +11,7 @@ from ippo_cli.diagnosis.conditions.kl import find_kl_coefficient
 from ippo_cli.diagnosis.conditions.policy import (
     find_entropy_loss,
     find_large_updates,
+    find_masked_tokens,
     find_sampler_mismatch,
     find_skipped_steps,
     find_unchanged_policy,
@@ -54,7 +55,16 @@ CONDITIONS = (
         name="sampler_mismatch",
         title="sampler and trained model differ",
         find=find_sampler_mismatch,
-        explains=("learning_rate", "entropy_gone", "kl_coefficient", *STUCK),
+        warn=find_sampler_mismatch,
+        explains=("learning_rate", "entropy_gone", "kl_coefficient", "masked_tokens", *STUCK),
+    ),
+    Condition(
+        name="masked_tokens",
+        needs_policy_updates=True,
+        title="all tokens are masked",
+        find=find_masked_tokens,
+        warn=find_masked_tokens,
+        explains=("policy_unchanged", *STUCK),
     ),
     Condition(
         name="learning_rate",

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-from ippo_cli.config.schema import ActorKind, AgentConfig, Config, Dtype, RatioBase
+from ippo_cli.config.schema import ActorKind, AgentConfig, Config, Dtype, Objective, RatioBase, VllmRolloutConfig
 from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.config.text import join_names
+from ippo_cli.config.vllm import collects_ahead
 from ippo_cli.diagnosis.finding import (
     Certainty,
     Evidence,
@@ -151,10 +152,57 @@ def _unchanged_reason(observations: Observations, name: str) -> tuple[str, tuple
     return None
 
 
+def find_masked_tokens(observations: Observations) -> Outcome:
+    """The objective leaves all tokens of a policy without a gradient."""
+    rows, config = observations.rows, observations.config
+    names = [name for name in trained_agents(config) if _masked_evidence(config, rows, name)]
+    if not names:
+        return None
+    evidence = _masked_evidence(config, rows, names[0])
+    deviates = any(part.name.endswith("/ratio_first_step_deviation") for part in evidence)
+    why = "; ratios differ from 1 before the first optimizer step" if deviates else ""
+    return Finding(
+        agents=tuple(names),
+        text=f"every token of {join_names(names)} is masked or clipped, so that all gradients are 0{why}",
+        advice="nothing is learned; use the trained model's probabilities in the ratio, or wider ranges",
+        evidence=evidence,
+        overrides=(
+            "algorithm.ratio_base=policy"
+            if config.algorithm.ratio_base is RatioBase.sampler
+            else "rollout.recompute_logprobs=true",
+            *(
+                ("algorithm.behavior_correction.band_low=null algorithm.behavior_correction.band_high=null",)
+                if config.algorithm.behavior_correction.band_low is not None
+                else ()
+            ),
+        ),
+        certainty=Certainty.certain,
+    )
+
+
+def _masked_evidence(config: Config, rows: Sequence[Row], name: str) -> tuple[Evidence, ...]:
+    """Metrics of the last row with policy steps if all of its tokens are masked; empty otherwise."""
+    holder = policy_by_agent(config)[name]
+    row = next((row for row in reversed(rows) if f"{holder}/policy/clip_fraction" in row), None)
+    if row is None:
+        return ()
+    clipped, norm, weights = f"{holder}/policy/clip_fraction", f"{holder}/policy/grad_norm", f"{name}/rollout/ess_ratio"
+    has_no_loss = config.algorithm.objective is Objective.mask or row.get(norm) == 0.0
+    masked = [key for key, value in ((clipped, 1.0), (weights, 0.0)) if row.get(key) == value]
+    if not masked or not (weights in masked or has_no_loss):
+        return ()
+    found = [metric_evidence([row], key) for key in (*masked, norm) if key in row]
+    deviation = f"{holder}/policy/ratio_first_step_deviation"
+    if row.get(deviation, 0.0) > RATIO_NOISE:
+        found.append(metric_evidence([row], deviation, "rounding is below 1e-4"))
+    return tuple(found)
+
+
 def find_sampler_mismatch(observations: Observations) -> Outcome:
     """Sampled tokens have other probabilities in the trained model than in the sampler."""
     rows, config = observations.rows, observations.config
-    if config.algorithm.ratio_base is RatioBase.sampler:
+    # Engines round differently than the trainer; rollout=hf samples with the trained model.
+    if config.algorithm.ratio_base is RatioBase.sampler and isinstance(config.rollout, VllmRolloutConfig):
         return NotChecked("with algorithm.ratio_base=sampler the difference is part of the ratio")
     names = [name for name in trained_agents(config) if _mismatch_evidence(config, rows, name)]
     if not names:
@@ -170,7 +218,9 @@ def find_sampler_mismatch(observations: Observations) -> Outcome:
         advice="ratios and KL terms are wrong by this difference; use log-probabilities of the trained model",
         evidence=tuple(part for name in names for part in _mismatch_evidence(config, rows, name)),
         overrides=(
-            "rollout.recompute_logprobs=true",
+            "algorithm.ratio_base=policy"
+            if config.algorithm.ratio_base is RatioBase.sampler
+            else "rollout.recompute_logprobs=true",
             "algorithm.behavior_correction.level=token algorithm.behavior_correction.cap=2.0",
             "actor.dtype=fp32",
         ),
@@ -184,9 +234,13 @@ def _mismatch_evidence(config: Config, rows: Sequence[Row], name: str) -> tuple[
     deviation = f"{holder}/policy/ratio_first_step_deviation"
     difference = f"{name}/rollout/prob_diff/sampler"
     found = []
-    if dtype is Dtype.fp32 and _median(rows, deviation) > RATIO_NOISE:
+    # Episodes that were collected ahead have the ratio of an update.
+    is_current = config.rollout.recompute_logprobs or not collects_ahead(config)
+    if dtype is Dtype.fp32 and is_current and _median(rows, deviation) > RATIO_NOISE:
         found.append(metric_evidence(rows, deviation, "rounding is below 1e-4"))
-    if _median(rows, difference) > SAMPLER_NOISE[dtype]:
+    # Engines record probabilities of the filtered distribution.
+    is_comparable = not (isinstance(config.rollout, VllmRolloutConfig) and config.task.agents[name].rollout.has_filters)
+    if is_comparable and _median(rows, difference) > SAMPLER_NOISE[dtype]:
         found.append(metric_evidence(rows, difference, f"rounding is below {SAMPLER_NOISE[dtype]:g}"))
     return tuple(found)
 
