@@ -160,11 +160,11 @@ def find_masked_tokens(observations: Observations) -> Outcome:
         return None
     evidence = _masked_evidence(config, rows, names[0])
     deviates = any(part.name.endswith("/ratio_first_step_deviation") for part in evidence)
-    why = "; ratios differ from 1 before the first optimizer step" if deviates else ""
+    when = " before the first step" if deviates else ""
     return Finding(
         agents=tuple(names),
-        text=f"every token of {join_names(names)} is masked or clipped, so that all gradients are 0{why}",
-        advice="nothing is learned; use the trained model's probabilities in the ratio, or wider ranges",
+        text=f"every token of {join_names(names)} is masked or clipped{when}: all gradients are 0",
+        advice="use the trained model's probabilities in the ratio, or wider ranges",
         evidence=evidence,
         overrides=(
             "algorithm.ratio_base=policy"
@@ -213,9 +213,9 @@ def find_sampler_mismatch(observations: Observations) -> Outcome:
         return NotChecked("needs ratios in float32, or rollout.recompute_logprobs=true, which compares them in bf16")
     return Finding(
         agents=tuple(names),
-        text=f"the sampler and the trained model of {join_names(names)} give the same tokens other probabilities "
-        "before any optimizer step",
-        advice="ratios and KL terms are wrong by this difference; use log-probabilities of the trained model",
+        text=f"sampler and trained model of {join_names(names)} give the same tokens other probabilities before any "
+        "optimizer step",
+        advice="ratios are wrong; use log-probabilities of the trained model",
         evidence=tuple(part for name in names for part in _mismatch_evidence(config, rows, name)),
         overrides=(
             "algorithm.ratio_base=policy"
