@@ -106,7 +106,7 @@ def test_a_run_that_learns_fulfils_no_condition(name: str, config: Config) -> No
         ("policy_unchanged", lambda _: {"policy/grad_norm": 0.0}, "all gradients are 0"),
         ("policy_unchanged", lambda _: {"policy/steps": 0.0}, "no optimizer step in 24 iterations"),
         ("sampler_mismatch", lambda _: {"policy/ratio_first_step_deviation": 0.05}, "give the same tokens other"),
-        ("sampler_mismatch", lambda _: {"rollout/prob_diff/sampler": 0.01}, "before any optimizer step"),
+        ("sampler_mismatch", lambda _: {"rollout/prob_diff/sampler": 0.01}, "before any step"),
         (
             "masked_tokens",
             lambda _: {"policy/clip_fraction": 1.0, "policy/grad_norm": 0.0},

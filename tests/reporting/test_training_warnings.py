@@ -89,7 +89,7 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
         "sampler_mismatch",
         1,
         lambda _: {"policy/ratio_first_step_deviation": 0.4},
-        "give the same tokens other probabilities before any optimizer step",
+        "give the same tokens other probabilities, before any step",
     ),
     "no token in the range": (
         "masked_tokens",

@@ -213,9 +213,9 @@ def find_sampler_mismatch(observations: Observations) -> Outcome:
         return NotChecked("needs ratios in float32, or rollout.recompute_logprobs=true, which compares them in bf16")
     return Finding(
         agents=tuple(names),
-        text=f"sampler and trained model of {join_names(names)} give the same tokens other probabilities before any "
-        "optimizer step",
-        advice="ratios are wrong; use log-probabilities of the trained model",
+        text=f"sampler and trained model of {join_names(names)} give the same tokens other probabilities, before any "
+        "step",
+        advice="use log-probabilities of the trained model in ratios",
         evidence=tuple(part for name in names for part in _mismatch_evidence(config, rows, name)),
         overrides=(
             "algorithm.ratio_base=policy"
