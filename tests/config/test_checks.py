@@ -266,6 +266,12 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ),
     ((), {"evaluation.patience": 2, "evaluation.every": 0}, 1, "evaluation.patience=2 has no effect"),
     (("algorithm=distill",), {}, 1, "task.agents.low.actor.reference=initial is the policy before training"),
+    (
+        ("algorithm=distill", "actor.reference=owner/teacher"),
+        {"algorithm.kl.loss.estimator": "k1+", "algorithm.ppo_epochs": 2},
+        1,
+        "algorithm.kl.loss.estimator=k1+ estimates the KL at tokens that the current policy has sampled, and a buffer",
+    ),
     (("algorithm=distill",), {"algorithm.kl.loss.coef": 0.0}, 1, "algorithm.advantage=none leaves the policy without"),
     (
         ("algorithm=grpo",),

@@ -358,6 +358,20 @@ def _check_terms(config: Config) -> Iterator[ConfigError]:
             "has no effect: advantage=none has no advantages",
             "use on_policy",
         )
+    steps = max((policy_steps(config, agent) for agent in local_agents(config).values() if not agent.frozen), default=1)
+    if algorithm.advantage is Advantage.none and algorithm.kl.loss.coef and algorithm.kl.loss.estimator != "full":
+        stale = f"a buffer has {steps} optimizer steps" if steps > 1 else "rollout.ahead=1 samples with earlier weights"
+        if steps > 1 or getattr(config.rollout, "ahead", 0):
+            yield ConfigError(
+                f"algorithm.kl.loss.estimator={algorithm.kl.loss.estimator}",
+                f"estimates the KL at tokens that the current policy has sampled, and {stale}",
+                "use algorithm.kl.loss.estimator=full"
+                + (
+                    ", or algorithm.mini_batch_size=null algorithm.ppo_epochs=1"
+                    if steps > 1
+                    else ", or rollout.ahead=0"
+                ),
+            )
     if algorithm.advantage is Advantage.none and algorithm.kl.loss.coef and not algorithm.positive_nll.coef:
         for name, agent in local_agents(config).items():
             if not agent.frozen and is_default_reference(agent.actor):
