@@ -512,7 +512,10 @@ def _initial_model_record(folder: Path, holder: str) -> Record:
 def _best_iteration(folder: Path) -> int:
     """The iteration with the best evaluation so far; 0 for the initial weights. Raises `ResumeError`."""
     try:
-        return int(json.loads((folder / "run.json").read_text())["evaluation"]["best"]["iteration"])
+        known = json.loads((folder / "run.json").read_text())["evaluation"]
+        if known and (known.get("best") or {}).get("score") is None:
+            raise ResumeError(f"run={folder}: no evaluation has a score, so none is the best; use checkpoint=latest")
+        return int(known["best"]["iteration"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResumeError(f"run={folder}: run.json has no evaluation ({error!r}); use checkpoint=latest") from error
 

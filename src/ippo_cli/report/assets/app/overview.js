@@ -38,7 +38,7 @@ function runCards(run) {
       card(
         `Held-out score (${run.primary_metric})`,
         scoreChange(first.score, last.score),
-        `best ${formatScore(best.score)} after iteration ${best.iteration}`,
+        best ? `best ${formatScore(best.score)} after iteration ${best.iteration}` : "no best score",
       ),
     ...otherScores(run).map(([name, from, to]) => card(name, scoreChange(from, to), "first and last evaluation")),
     card(
