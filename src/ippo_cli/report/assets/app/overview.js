@@ -31,7 +31,8 @@ function runCards(run) {
       "State",
       stateBadge(run.state),
       run.error ??
-        `${run.iterations}${planned ? ` of ${planned}` : ""} iterations in ${formatDuration(run.wall_seconds)}`,
+        `${run.iterations}${planned ? ` of ${planned}` : ""} iterations in ${formatDuration(run.wall_seconds)}` +
+          (run.logged_iterations < run.iterations ? `; metrics of ${run.logged_iterations} are here` : ""),
       run.error ? "bad" : "",
     ),
     first &&
