@@ -22,6 +22,7 @@ from ippo_cli.diagnosis.finding import (
     format_value,
     metric_evidence,
 )
+from ippo_cli.diagnosis.rates import default_rate, describe_rate, lower_rate
 from ippo_cli.diagnosis.series import (
     MIN_ROWS,
     column,
@@ -53,21 +54,20 @@ def find_large_updates(observations: Observations) -> Outcome:
         return None
     config, rows = observations.config, observations.rows
     agent = config.task.agents[names[0]]
-    rate = agent.actor.learning_rate
     keys = [policy_key(config, rows, names[0], f"policy/{key}") for key in ("approx_kl", "clip_fraction", "entropy")]
     scores = column(rows, f"{names[0]}/score/mean")
     return Finding(
         agents=tuple(names),
         text=f"single iterations change the policy of {join_names(names)} by much, and its score does not rise "
-        f"({scores[0]:.3f} -> {scores[-1]:.3f}): actor.learning_rate={rate:g} is too high",
-        advice="lower it by a factor of 10, or limit the change of an iteration",
+        f"({scores[0]:.3f} -> {scores[-1]:.3f}): {describe_rate(agent)} is too high",
+        advice="lower it, or limit the change of an iteration",
         evidence=(
             Evidence("largest change of an iteration", _describe_updates(observations, names[0])),
             *(metric_evidence(rows, key) for key in keys if any(key in row for row in rows)),
             metric_evidence(rows, f"{names[0]}/score/mean"),
         ),
         overrides=(
-            f"actor.learning_rate={rate / 10:g}",
+            lower_rate(agent, 10),
             *(("algorithm.target_kl=0.02",) if config.algorithm.objective.has_ratio else ()),
             *(("actor.max_grad_norm=1.0",) if agent.actor.max_grad_norm != 1.0 else ()),
         ),
@@ -102,15 +102,14 @@ def find_unchanged_policy(observations: Observations) -> Outcome:
     if not found:
         return None
     name = next(iter(found))
-    actor = observations.config.task.agents[name].actor
-    what = "adapter" if _is_adapter(observations.config.task.agents[name]) else "policy"
-    usual = {ActorKind.full: 1e-6, ActorKind.lora: 1e-5}.get(actor.kind, 3.5e-4)
+    agent = observations.config.task.agents[name]
+    what = "adapter" if _is_adapter(agent) else "policy"
     return Finding(
         agents=tuple(found),
         text=f"the {what} of {join_names(list(found))} does not change: {found[name][0]}",
         advice="nothing is learned; correct the learning rate, its schedule, or what is trained",
         evidence=found[name][1],
-        overrides=(f"actor.learning_rate={usual:g}", "algorithm.critic_warmup=0", "actor.warmup_iterations=0"),
+        overrides=(default_rate(agent), "algorithm.critic_warmup=0", "actor.warmup_iterations=0"),
         certainty=Certainty.certain,
     )
 
@@ -267,7 +266,7 @@ def find_entropy_loss(observations: Observations) -> Outcome:
         evidence=(metric_evidence(rows, key), metric_evidence(rows, f"{names[0]}/score/mean")),
         overrides=(
             f"algorithm.entropy_coef={raised:g}",
-            f"actor.learning_rate={observations.config.task.agents[names[0]].actor.learning_rate / 3:g}",
+            lower_rate(observations.config.task.agents[names[0]], 3),
             "algorithm.kl.reward.coef=0.01",
         ),
     )
@@ -308,12 +307,11 @@ def find_skipped_steps(observations: Observations) -> Outcome:
     if not skipped:
         return None
     keys = [key for key, value in row.items() if key.endswith("/skipped_steps") and value > 0]
-    rate = next(iter(config.task.agents.values())).actor.learning_rate
     return Finding(
         agents=tuple(skipped),
         text=f"optimizer steps of {join_names(skipped)} were skipped because gradients were not finite",
         advice="try a lower learning_rate",
         evidence=tuple(metric_evidence(observations.rows, key) for key in keys),
-        overrides=(f"actor.learning_rate={rate / 10:g}", "actor.dtype=fp32"),
+        overrides=(lower_rate(next(iter(config.task.agents.values())), 10), "actor.dtype=fp32"),
         certainty=Certainty.certain,
     )
