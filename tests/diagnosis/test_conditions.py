@@ -327,3 +327,11 @@ def test_advised_rate_starts_from_the_default(rate: float, advised: float) -> No
     found = find("learning_rate", config, lambda n: {"policy/approx_kl": 0.2, "score/mean": flat(n)})
     assert isinstance(found, Finding)
     assert found.overrides[0] == f"actor.learning_rate={advised:g}"
+
+
+def test_most_responses_truncated(config: Config) -> None:
+    """One response in thirty ends before a limit that is too low."""
+    found = find("truncated", config, lambda n: {"rollout/truncated_fraction": 0.97, "score/mean": flat(n)})
+    assert isinstance(found, Finding)
+    assert "97% of the responses of solo were truncated at rollout.max_new_tokens=8" in found.text
+    assert find("truncated", config, lambda _: {"rollout/truncated_fraction": 0.97}) is None, "a score that rises"

@@ -19,6 +19,7 @@ from ippo_cli.diagnosis.conditions.policy import (
 from ippo_cli.diagnosis.conditions.responses import (
     find_context_overflow,
     find_cut_turns,
+    find_frequent_truncation,
     find_silence,
     find_template_mismatch,
     find_truncation,
@@ -108,7 +109,7 @@ CONDITIONS = (
     Condition(
         name="truncated",
         title="responses are always truncated",
-        find=find_truncation,
+        find=find_frequent_truncation,
         warn=find_truncation,
         explains=("equal_scores", *STUCK),
         reads_last_rows=True,
