@@ -41,7 +41,7 @@ from ippo_cli.training.process import run_training
 DIGITS = 5  # significant digits of recorded metrics
 READ_METRICS = re.compile(
     r"iteration|eval/sampled/.*score|.*/(?:score/(?:mean|std|processed/std|failed_fraction|part/\w+)|kl/(?:reference|reward_coef)"
-    r"|rollout/(?:response_length|(?:truncated|cut|overflow)_fraction|logprob|prob_diff/sampler)"
+    r"|rollout/(?:response_length|(?:truncated|cut|overflow)_fraction|logprob|prob_diff/sampler|ess_ratio)"
     r"|(?:policy|joint)/(?:entropy|approx_kl|clip_fraction|learning_rate|steps|grad_norm|skipped_steps"
     r"|ratio_first_step_deviation)|value/(?:loss|explained_variance|skipped_steps)|targets/(?:value|return)"
     r"|targets/zero_advantage_fraction|credit/\w+/zero_fraction)"

@@ -186,10 +186,10 @@ def test_ratios_clipped_before_pooling() -> None:
 
 
 def test_ratio_to_the_sampler() -> None:
-    """With half the sampler's probabilities, ratios are twice as large."""
-    behavior = (OLD + torch.tensor(0.5).log()) * MASK
+    """With half the sampler's probabilities before filters, ratios are twice as large; filtered ones have no effect."""
+    recorded = (OLD + torch.tensor(0.5).log()) * MASK
     keys = ("algorithm=grpo", "algorithm.objective=mask", *RANGE, "algorithm.ratio_base=sampler")
-    total, gradient, outside = loss_of(*keys, rollout={"behavior_logprobs": behavior})
+    total, gradient, outside = loss_of(*keys, rollout={"logprobs": recorded, "behavior_logprobs": recorded / 2})
     expected = torch.tensor([[0.0, -2.0, 0.0, 0.0], [0.8, 0.0, 0.0, 0.0]])
     assert (total, outside) == (pytest.approx(-1.2), 2)
     torch.testing.assert_close(gradient, expected)

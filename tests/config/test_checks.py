@@ -266,6 +266,12 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ),
     ((), {"evaluation.patience": 2, "evaluation.every": 0}, 1, "evaluation.patience=2 has no effect"),
     (("algorithm=distill",), {}, 1, "task.agents.low.actor.reference=initial is the policy before training"),
+    (
+        ("algorithm=distill", "actor.reference=owner/teacher"),
+        {"algorithm.kl.loss.estimator": "k1+", "algorithm.ppo_epochs": 2},
+        1,
+        "algorithm.kl.loss.estimator=k1+ estimates the KL at tokens that the current policy has sampled, and a buffer",
+    ),
     (("algorithm=distill",), {"algorithm.kl.loss.coef": 0.0}, 1, "algorithm.advantage=none leaves the policy without"),
     (
         ("algorithm=grpo",),
@@ -675,9 +681,26 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ),
     (
         ("algorithm=sao",),
-        {"algorithm.behavior_correction.level": "token", "rollout.top_k": 3},
+        {"algorithm.behavior_correction.level": "token"},
         1,
         "algorithm.behavior_correction.level=token would correct for the sampler twice",
+    ),
+    (
+        ("algorithm=ppo",),
+        {"algorithm.behavior_correction.level": "sequence", "rollout.top_p": 0.9},
+        1,
+        "algorithm.behavior_correction.level=sequence has weights that vanish with the length",
+    ),
+    (
+        ("algorithm=ppo",),
+        {
+            "algorithm.behavior_correction.level": "token",
+            "algorithm.behavior_correction.band_low": 0.5,
+            "algorithm.behavior_correction.band_high": 2.0,
+            "rollout.repetition_penalty": 1.2,
+        },
+        1,
+        "algorithm.behavior_correction.band_low=0.5 band_high=2.0 would mask tokens for the share",
     ),
     (
         ("algorithm=sao", "critic=separate"),

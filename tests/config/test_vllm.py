@@ -46,6 +46,7 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
         (["rollout.temperature=2.5"], r"temperature=2.5 is more than vLLM allows"),
         (["rollout.min_new_tokens=2", "rollout.stop_strings=[x]"], r"min_new_tokens=2 delays stop strings"),
         (["rollout.recompute_logprobs=false", "rollout.top_k=3"], r"recompute_logprobs=false leaves low without"),
+        (["algorithm=sao", "rollout.top_k=3"], r"ratio_base=sampler leaves low without"),
         (["rollout.recompute_logprobs=false"], r"behavior_correction.level=token has no effect"),
         (
             [

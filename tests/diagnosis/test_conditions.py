@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from recorded_runs import read_runs
 
-from ippo_cli.compose.load import build_config, compose_node, resolve_config
+from ippo_cli.compose.load import build_config, compose_node, load_config, resolve_config
 from ippo_cli.config.schema import Config
 from ippo_cli.diagnosis.conditions.responses import find_template_mismatch
 from ippo_cli.diagnosis.conditions.team import Readings, count_readings, find_deaf_agents
 from ippo_cli.diagnosis.diagnose import diagnose
 from ippo_cli.diagnosis.finding import Finding, NotChecked, Observations, Outcome
+from ippo_cli.diagnosis.rates import DEFAULT_RATES
 from ippo_cli.diagnosis.registry import BY_NAME
 from ippo_cli.diagnosis.report import format_diagnosis
 from ippo_cli.diagnosis.series import correlation, measure_change
@@ -63,7 +64,14 @@ def flat(n: int) -> float:
     return 0.2 + 0.002 * (-1) ** n
 
 
-METRIC_CONDITIONS = ("learning_rate", "kl_coefficient", "entropy_gone", "policy_unchanged", "sampler_mismatch")
+METRIC_CONDITIONS = (
+    "learning_rate",
+    "masked_tokens",
+    "kl_coefficient",
+    "entropy_gone",
+    "policy_unchanged",
+    "sampler_mismatch",
+)
 
 
 @pytest.mark.parametrize("name", METRIC_CONDITIONS)
@@ -99,7 +107,13 @@ def test_a_run_that_learns_fulfils_no_condition(name: str, config: Config) -> No
         ("policy_unchanged", lambda _: {"policy/grad_norm": 0.0}, "all gradients are 0"),
         ("policy_unchanged", lambda _: {"policy/steps": 0.0}, "no optimizer step in 24 iterations"),
         ("sampler_mismatch", lambda _: {"policy/ratio_first_step_deviation": 0.05}, "give the same tokens other"),
-        ("sampler_mismatch", lambda _: {"rollout/prob_diff/sampler": 0.01}, "before any optimizer step"),
+        ("sampler_mismatch", lambda _: {"rollout/prob_diff/sampler": 0.01}, "before any step"),
+        (
+            "masked_tokens",
+            lambda _: {"policy/clip_fraction": 1.0, "policy/grad_norm": 0.0},
+            "every token of solo is masked or clipped",
+        ),
+        ("masked_tokens", lambda _: {"policy/clip_fraction": 0.0, "rollout/ess_ratio": 0.0}, "all gradients are 0"),
         (
             "length_hacking",
             lambda n: {"rollout/response_length": 6.0 + n / 2, "score/part/exact": 0.5 - 0.02 * n},
@@ -295,3 +309,29 @@ def test_reason_of_an_unchanged_policy(change: dict[str, float], reason: str, co
 def test_missing_gradient_norms_are_not_zero(config: Config) -> None:
     known = [{key: value for key, value in row.items() if "grad_norm" not in key} for row in rows(lambda n: {})]
     assert BY_NAME["policy_unchanged"].find(Observations(config=config, rows=known)) is None
+
+
+MODELS = {"full": ("actor.model=owner/name",), "lora": ("actor.model=owner/name",)}
+
+
+def test_default_rates_are_those_of_the_presets() -> None:
+    for kind, rate in DEFAULT_RATES.items():
+        assert load_config([f"actor={kind.value}", *MODELS.get(kind.value, ())]).actor.learning_rate == rate
+
+
+@pytest.mark.parametrize(("rate", "advised"), [(0.3, 0.00035), (0.03, 0.00035), (0.0007, 0.00007)])
+def test_advised_rate_starts_from_the_default(rate: float, advised: float) -> None:
+    config = build_config(
+        resolve_config(compose_node(["task=sorting_solo", "algorithm=ppo", f"actor.learning_rate={rate}"]))
+    )
+    found = find("learning_rate", config, lambda n: {"policy/approx_kl": 0.2, "score/mean": flat(n)})
+    assert isinstance(found, Finding)
+    assert found.overrides[0] == f"actor.learning_rate={advised:g}"
+
+
+def test_most_responses_truncated(config: Config) -> None:
+    """One response in thirty ends before a limit that is too low."""
+    found = find("truncated", config, lambda n: {"rollout/truncated_fraction": 0.97, "score/mean": flat(n)})
+    assert isinstance(found, Finding)
+    assert "97% of the responses of solo were truncated at rollout.max_new_tokens=8" in found.text
+    assert find("truncated", config, lambda _: {"rollout/truncated_fraction": 0.97}) is None, "a score that rises"

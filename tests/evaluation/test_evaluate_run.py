@@ -121,6 +121,22 @@ def test_compare_with_initial_weights_and_other_model(run: Path) -> None:
     assert any(row["difference"] for row in other["differences"].values()), "the other model generates other responses"
 
 
+def test_comparison_allows_for_the_choice_of_the_best(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, _ = small_config(run.parents[1])
+    policies = policy_by_agent(config)
+    weights = {name: find_weights(run, name, policies) for name in ("best", "latest", "1", "initial")}
+    assert {name: subject.chosen_among for name, subject in weights.items()} == {
+        "best": 2,
+        "latest": 1,
+        "1": 1,
+        "initial": 1,
+    }
+    for overrides, comparisons in (([], 2), (["task.eval=other.jsonl"], 1)):
+        target = compare((config, weights["best"]), (config, weights["latest"]), ("one", "other"), run, overrides)
+        assert json.loads(target.read_text())["comparisons"] == comparisons
+        assert ("best score of 2 evaluations on these rows" in capsys.readouterr().out) is (comparisons > 1)
+
+
 @pytest.mark.slow
 def test_result_file_of_models_names_sources(run: Path, tmp_path: Path) -> None:
     low, high = (run / "initial" / name for name in ("low", "high"))

@@ -29,7 +29,7 @@ def test_secrets_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_unknown_scores_and_intervals(tmp_path: Path) -> None:
     (tmp_path / "evaluations").mkdir()
-    unknown = {"low": None, "high": None, "by": "bootstrap"}
+    unknown = {"low": None, "high": None, "by": "t"}
     for name, score in {"one": 0.5, "none": None}.items():
         record = {"primary_metric": "sampled/score", "score": score, "rows": 1, "intervals": {"sampled/score": unknown}}
         (tmp_path / "evaluations" / f"step_2-{name}.json").write_text(json.dumps(record))

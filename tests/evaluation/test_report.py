@@ -17,7 +17,7 @@ SCORES: dict[str, Any] = {
     "sampled/high/score": 0.25,
     "greedy/score": 0.75,
     "greedy/low/truncated_fraction": None,
-    "intervals": {"sampled/score": {"low": 0.25, "high": 0.75, "by": "bootstrap"}},
+    "intervals": {"sampled/score": {"low": 0.25, "high": 0.75, "by": "t"}},
 }
 
 

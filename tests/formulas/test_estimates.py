@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from ippo_cli.formulas.estimates import bootstrap_interval, pass_at_k, share_interval, sign_flip_p, wilson
+from ippo_cli.formulas.estimates import paired_share_interval, pass_at_k, share_interval, sign_flip_p, wilson
 
 
 def test_pass_at_k_matches_enumeration() -> None:
@@ -45,15 +45,14 @@ def test_effective_number_of_samples() -> None:
     )
 
 
-def test_bootstrap_matches_normal_approximation() -> None:
-    values = torch.randn(400, generator=torch.Generator().manual_seed(1)).double()
-    error = float(values.std()) / 20
-    low, high = bootstrap_interval(values, seed=3)
-    mean = float(values.mean())
-    assert (low, high) == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.1 * error)
-    assert bootstrap_interval(values, seed=3) == (low, high)
-    assert bootstrap_interval(values, seed=4) != (low, high)
-    assert all(math.isnan(end) for end in bootstrap_interval(values[:1], seed=3))
+def test_interval_of_paired_shares() -> None:
+    """Of 8 rows, 3 are higher and 1 is lower: (4 - 2) / 10, and variance (.4 + .2 - .04) / 10."""
+    values = torch.tensor([1.0, 1.0, 1.0, -1.0, 0.0, 0.0, 0.0, 0.0, math.nan])
+    half = 1.959964 * math.sqrt(0.056)
+    assert paired_share_interval(values) == pytest.approx((0.2 - half, 0.2 + half))
+    low, high = paired_share_interval(torch.zeros(8))
+    assert low < -0.1 < 0.1 < high, "equal rows are no certainty"
+    assert all(math.isnan(end) for end in paired_share_interval(values[8:]))
 
 
 def test_sign_flip_test_exact_for_few_pairs() -> None:

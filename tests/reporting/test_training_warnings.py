@@ -85,6 +85,18 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
         lambda _: {"rollout/truncated_fraction": 1.0, "rollout/response_length": 5.5},
         "every response of low was truncated at a full context, before rollout.max_new_tokens=8",
     ),
+    "another policy than the sampler's": (
+        "sampler_mismatch",
+        1,
+        lambda _: {"policy/ratio_first_step_deviation": 0.4},
+        "give the same tokens other probabilities, before any step",
+    ),
+    "no token in the range": (
+        "masked_tokens",
+        1,
+        lambda _: {"policy/clip_fraction": 1.0, "policy/grad_norm": 0.0},
+        "every token of low is masked or clipped",
+    ),
     "one score for all": (
         "equal_scores",
         3,

@@ -90,6 +90,8 @@ def test_row_copies_score_and_time_of_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert row.score["best"] == {"iteration": 1, "score": 0.75}
     monkeypatch.chdir(tmp_path)  # a long path would leave no space for the scores
     assert "0.250 -> 0.750, 0.500" in sweep_table(Path(), [row])
+    row.score = {name: {"iteration": 0, "score": None} for name in ("first", "last")}
+    assert "- -> -, -" in sweep_table(Path(), [row]), "scores that are no numbers"
 
 
 def test_distinct_overrides() -> None:

@@ -68,6 +68,18 @@ def test_rows_have_author_and_reader_logprobs(tmp_path: Path) -> None:
             assert torch.allclose(shared.logprobs[mask], again[mask], atol=1e-5)
 
 
+def test_ratio_to_an_author_is_before_its_filters(tmp_path: Path) -> None:
+    """Copies of one policy have ratio 1, so that no row is outside of the clip range."""
+    keys = ("task.agents.second.actor.num_layers=1", "actor=tiny_lora", "team=shared_base", "rollout.top_p=0.5")
+    with a_trainer(tmp_path, *HACPO, *keys) as trainer:
+        trainer.step()
+        row = trainer.state.progress.row
+    assert row is not None
+    for name in ("first", "second"):
+        assert row[f"{name}/rollout/logprob_diff/filter"] > 0.1
+        assert row[f"{name}/shared/ratio"] == pytest.approx(1, abs=1e-5)
+
+
 def test_each_adapter_of_a_shared_base_reads_the_rows_of_the_other(tmp_path: Path) -> None:
     keys = ("task.agents.second.actor.num_layers=1", "actor=tiny_lora", "team=shared_base", "num_iterations=2")
     first, second = rows(train(tmp_path, *HACPO, *keys, "actor.learning_rate=1e-2"))[1:]

@@ -10,6 +10,8 @@ import pytest
 from small import final_weights, new_run, rows, train
 
 from ippo_cli.compose.load import load_config
+from ippo_cli.config.errors import ResumeError
+from ippo_cli.evaluation.evaluate_run import find_weights
 from ippo_cli.sweeps.lineage import copy_parent_run
 from ippo_cli.training.algorithm_state import AlgorithmState
 from ippo_cli.training.process import run_training
@@ -32,6 +34,28 @@ def test_copy_of_stopped_run_resumes_exactly(tmp_path: Path) -> None:
     expected, found = final_weights(whole), final_weights(child)
     assert all(found[name].equal(value) for name, value in expected.items())
     assert rows(folder) == rows(whole)[:3], "the parent is left as it was"
+
+
+UNSCORED = """
+def reward(examples, responses):
+    return {"team": [0.5] * len(examples), "parts": {"part": [float("nan")] * len(examples)}}
+"""
+
+
+def test_metric_without_a_number_is_never_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "reward.py").write_text(UNSCORED)
+    keys = ("reward=function", f"reward.function={tmp_path / 'reward.py'}:reward", "task.primary_metric=sampled/part")
+    folder = train(tmp_path, *keys, "num_iterations=6", "evaluation.every=1", "evaluation.patience=2")
+    said = capsys.readouterr().out
+    assert [row["iteration"] for row in rows(folder)] == [0, 1, 2]
+    assert sorted(json.loads((folder / "run.json").read_text())["evaluation"]) == ["first", "last"]
+    assert said.count("task.primary_metric=sampled/part has no value in an evaluation") == 1
+    assert "ended by evaluation.patience=2: no evaluation has a score" in said
+    assert "no best score" in said
+    assert "best nan" not in said
+    assert not (folder / "checkpoints" / "best.json").exists()
+    with pytest.raises(ResumeError, match="no evaluation has a score, so none is the best; use checkpoint=latest"):
+        find_weights(folder, "best", {"low": "low", "high": "high"})
 
 
 def test_fixed_kl_coef_can_change_on_resume() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ippo_cli.algorithms.advantages import turn_values
-from ippo_cli.config.schema import AlgorithmConfig, ClipLevel, Credit, Objective, RatioBase, TrustRegion, ValueUnit
+from ippo_cli.config.schema import AlgorithmConfig, ClipLevel, Credit, Objective, TrustRegion, ValueUnit
 from ippo_cli.formulas import (
     aggregate,
     cispo_loss,
@@ -46,11 +46,13 @@ class Loss:
 
 
 def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmConfig, response_budget: int) -> Loss:
-    """Policy loss, entropy bonus, KL term and router loss of one micro-batch."""
+    """Policy loss, entropy bonus, KL term and router loss of one micro-batch.
+
+    Both log-probabilities of a ratio are those before sampling filters, also with `ratio_base=sampler`: the recorded
+    `logprobs` of the sampler. Those of a filtered distribution would differ from the policy's before any update.
+    """
     rollout, targets, mask = batch.rollout, batch.targets, batch.targets.loss_mask
     new, old = output.logprobs, rollout.logprobs
-    if config.ratio_base is RatioBase.sampler:
-        old = rollout.behavior_logprobs
     logratio = _pool(new, old, batch, config)
     logged: dict[str, Tensor] = {}
     if config.objective is Objective.on_policy:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ippo_cli.api.overrides import Overrides, to_overrides
 from ippo_cli.config.commands import expand_home
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError
+from ippo_cli.runs.missing_parts import find_missing_parts
 from ippo_cli.runs.records import RunRecord
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ class Run:
     def metrics(self) -> list[dict[str, float]]:
         """The rows of `metrics.jsonl`, documented in `docs/metrics.md`; missing numbers are NaN."""
         return self.record.metrics
+
+    @property
+    def missing(self) -> list[str]:
+        """What the folder lacks by its own records, such as `metrics.jsonl has 3 of 91 rows`; empty for a whole run."""
+        return find_missing_parts(self.record)
 
     def metrics_frame(self) -> Any:
         """The metrics as a pandas frame, indexed by iteration."""

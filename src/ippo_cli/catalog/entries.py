@@ -14,6 +14,7 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.runs.folder import display_path
+from ippo_cli.runs.missing_parts import find_missing_parts
 from ippo_cli.runs.records import RunRecord, find_runs
 
 UNREADABLE = "unreadable"  # state of a folder with a run.json that cannot be read
@@ -38,6 +39,7 @@ class RunEntry:
     size: int
     command: str
     error: str | None
+    missing: tuple[str, ...] = ()  # incomplete files
 
     @property
     def folder(self) -> Path:
@@ -54,6 +56,7 @@ class RunEntry:
                 "agents": list(self.agents),
                 "command": self.command,
                 "error": self.error,
+                "missing": list(self.missing),
             }
         )
 
@@ -93,6 +96,7 @@ def describe_run(record: RunRecord) -> RunEntry:
         size=folder_size(record.folder),
         command=commands[-1] if commands else "",
         error=known.get("error") if isinstance(known.get("error"), str) else None,
+        missing=tuple(find_missing_parts(record)) if known else (),
     )
 
 

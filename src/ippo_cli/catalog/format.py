@@ -41,7 +41,7 @@ def format_runs(entries: Sequence[RunEntry]) -> str:
     rows = [
         [
             escape_controls(str(entry.folder.relative_to(root))),
-            entry.state,
+            f"{entry.state}, incomplete" if entry.missing else entry.state,
             f"{_format_score(entry.first)} -> {_format_score(entry.last)}",
             _format_score(entry.best),
             "-" if entry.iterations is None else str(entry.iterations),
@@ -89,6 +89,7 @@ def format_run(entry: RunEntry) -> str:
         ["size", format_bytes(entry.size)],
         ["checkpoints", " ".join(str(int(path.name.removeprefix("step_"))) for path in checkpoints) or "none"],
         *(["command" if number == 0 else "resumed by", text] for number, text in enumerate(record.commands)),
+        *(["incomplete", text] for text in entry.missing),
         *(["warning", str(text)] for text in (known.get("warnings") or {}).values()),
     ]
     if checkpoints and entry.state != "running":

@@ -65,19 +65,26 @@ def report_run(path: Path, *, as_json: bool) -> None:
     from ippo_cli.diagnosis.observe import observe_run
     from ippo_cli.diagnosis.report import format_diagnosis, to_json_data
     from ippo_cli.runs.folder import display_path
+    from ippo_cli.runs.missing_parts import find_missing_parts
     from ippo_cli.runs.records import RunRecord
 
     folder, _ = find_run(str(path), key="")
     record = RunRecord(folder)
     warnings = {str(name): str(text) for name, text in (record.state.get("warnings") or {}).items()}
     observations = observe_run(record, build_config(saved_config(folder)))
-    diagnosis, iterations = diagnose(observations), len(observations.rows)
+    diagnosis, iterations, missing = diagnose(observations), len(observations.rows), find_missing_parts(record)
     if as_json:
         data = {"run": display_path(folder), "state": record.status, "error": record.state.get("error")}
         data["damaged_line"] = record.damaged_line  # of metrics.jsonl
+        data["missing"] = missing
         print(json.dumps(data | to_json_data(diagnosis, warnings, iterations), indent=1))
         return
-    print(f"{display_path(folder)}: {record.status} after {format_count(iterations, 'iteration')}")
+    recorded = int(record.state.get("iterations") or 0)
+    examined = f", of which {iterations} can be examined" if iterations < recorded and missing else ""
+    trained = format_count(recorded if examined else iterations, "iteration")
+    print(f"{display_path(folder)}: {record.status} after {trained}{examined}")
+    for text in missing:
+        print(f"incomplete: {text}")
     if record.damaged_line is not None:
         print(f"line {record.damaged_line} of metrics.jsonl is damaged: later rows were not examined")
     print(format_diagnosis(diagnosis, warnings, iterations, _find_failure(record)))

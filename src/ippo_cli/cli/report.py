@@ -25,11 +25,15 @@ def main() -> NoReturn:
 def write_page(argv: Sequence[str]) -> None:
     """Write the page of the runs, and the files that flags ask for."""
     from ippo_cli.report.write import collect_runs, default_target, write_report
-    from ippo_cli.runs.folder import display_path
+    from ippo_cli.runs.folder import display_path, print_warning
+    from ippo_cli.runs.missing_parts import find_missing_parts
 
     folders, values, options = _parse_arguments(argv)
     ignore_closed_output("the report")
     runs = collect_runs(folders)
+    for run in runs:
+        for text in find_missing_parts(run):
+            print_warning(f"{display_path(run.folder)} is incomplete: {text}")
     target = _target_file(values["to"], default_target(runs)) if "to" in values else default_target(runs)
     for file in write_report(runs, target, values.get("title"), options):
         print(f"{display_path(file)}  ({file.stat().st_size / 1e6:.1f} MB)", flush=True)

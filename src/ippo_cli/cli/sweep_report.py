@@ -92,7 +92,7 @@ def format_summary(summary: SweepSummary) -> str:
     note = f"{metric} on held-out data; best and last of a run" + (
         "" if of_population else ", means over the n finished jobs, with 95% t-intervals"
     )
-    lines = [head, "", body, "", note, *_failure_lines(summary)]
+    lines = [head, "", body, "", note, *_failure_lines(summary), *_incomplete_lines(summary)]
     missing = [str(job.number) for job in summary.jobs if job.state == "missing"]
     if summary.going_on and missing:
         which = f"job {missing[0]} has" if len(missing) == 1 else f"jobs {' '.join(missing)} have"
@@ -100,6 +100,20 @@ def format_summary(summary: SweepSummary) -> str:
     if summary.command is not None and summary.unfinished_jobs and (missing or not summary.going_on):
         lines.append(f"resume the missing jobs: {resume_command(summary.folder, sweep=True)}")
     return "\n".join(lines)
+
+
+def _incomplete_lines(summary: SweepSummary) -> list[str]:
+    """What the folders of jobs that are not running lack by their own records."""
+    from ippo_cli.runs.missing_parts import find_missing_parts
+    from ippo_cli.runs.records import RunRecord
+
+    folders = {job.number: job.folder for job in summary.jobs if job.state != "running"}
+    return [
+        f"job {number} is incomplete: {text}"
+        for number, folder in folders.items()
+        if (folder / "run.json").is_file()
+        for text in find_missing_parts(RunRecord(folder))
+    ]
 
 
 def _member_order(job: JobSummary) -> tuple[int, float]:

@@ -301,7 +301,7 @@ def _check_buffer_requirements(config: Config) -> Iterator[ConfigError]:
             "is one value for a whole response, and this task's responses may have several turns",
             "use first, mean or final, or task.protocol=parallel or sequential with task.num_turns=1",
         )
-    filters = any(agent.rollout.has_filters for agent in config.task.agents.values())
+    filters = _has_filters(config)
     if correction.level is not WeightLevel.none and not filters and not rollout.recompute_logprobs:
         yield ConfigError(
             f"algorithm.behavior_correction.level={correction.level.value}",
@@ -314,6 +314,32 @@ def _check_buffer_requirements(config: Config) -> Iterator[ConfigError]:
             f"algorithm.behavior_correction.band_low={low} band_high={high}",
             "are not an interval",
             "set both, the first below the second, or neither",
+        )
+    yield from _check_filtered_weights(config)
+
+
+def _has_filters(config: Config) -> bool:
+    return any(agent.rollout.has_filters for agent in config.task.agents.values())
+
+
+def _check_filtered_weights(config: Config) -> Iterator[ConfigError]:
+    """Weights relative to a filtered distribution: at most the probability that the policy stays within the filter."""
+    correction = config.algorithm.behavior_correction
+    if correction.level is WeightLevel.none or not _has_filters(config):
+        return
+    filters = "rollout.top_p top_k min_p repetition_penalty min_new_tokens"
+    if correction.level is WeightLevel.sequence:
+        yield ConfigError(
+            "algorithm.behavior_correction.level=sequence",
+            "has weights that vanish with the length of a response where sampling is filtered: each is at most the "
+            "probability that no token of the policy is filtered",
+            f"use token, or remove the filters ({filters})",
+        )
+    if correction.band_low is not None and correction.band_high is not None:
+        yield ConfigError(
+            f"algorithm.behavior_correction.band_low={correction.band_low} band_high={correction.band_high}",
+            "would mask tokens for the share that a filter removes, before any update",
+            f"use null and null (cap limits the weights), or remove the filters ({filters})",
         )
 
 
@@ -332,6 +358,20 @@ def _check_terms(config: Config) -> Iterator[ConfigError]:
             "has no effect: advantage=none has no advantages",
             "use on_policy",
         )
+    steps = max((policy_steps(config, agent) for agent in local_agents(config).values() if not agent.frozen), default=1)
+    if algorithm.advantage is Advantage.none and algorithm.kl.loss.coef and algorithm.kl.loss.estimator != "full":
+        stale = f"a buffer has {steps} optimizer steps" if steps > 1 else "rollout.ahead=1 samples with earlier weights"
+        if steps > 1 or getattr(config.rollout, "ahead", 0):
+            yield ConfigError(
+                f"algorithm.kl.loss.estimator={algorithm.kl.loss.estimator}",
+                f"estimates the KL at tokens that the current policy has sampled, and {stale}",
+                "use algorithm.kl.loss.estimator=full"
+                + (
+                    ", or algorithm.mini_batch_size=null algorithm.ppo_epochs=1"
+                    if steps > 1
+                    else ", or rollout.ahead=0"
+                ),
+            )
     if algorithm.advantage is Advantage.none and algorithm.kl.loss.coef and not algorithm.positive_nll.coef:
         for name, agent in local_agents(config).items():
             if not agent.frozen and is_default_reference(agent.actor):
@@ -343,7 +383,7 @@ def _check_terms(config: Config) -> Iterator[ConfigError]:
 
 
 def _check_ratio_base(config: Config) -> Iterator[ConfigError]:
-    """Requirements of a ratio to the sampler: its log-probabilities are in the ratio itself."""
+    """Requirements of a ratio to the sampler: its log-probabilities before filters are in the ratio itself."""
     if config.algorithm.ratio_base is not RatioBase.sampler:
         return
     if config.rollout.recompute_logprobs:
@@ -353,7 +393,7 @@ def _check_ratio_base(config: Config) -> Iterator[ConfigError]:
             "use false, or algorithm.ratio_base=policy",
         )
     level = config.algorithm.behavior_correction.level
-    if level is not WeightLevel.none:
+    if level is not WeightLevel.none and not _has_filters(config):
         yield ConfigError(
             f"algorithm.behavior_correction.level={level.value}",
             "would correct for the sampler twice: with algorithm.ratio_base=sampler the ratio is to the sampler",

@@ -13,9 +13,11 @@ from ippo_cli.config.model_args import quantization_args
 from ippo_cli.config.schema import (
     Advantage,
     AgentConfig,
+    AlgorithmConfig,
     Config,
     LoraActorConfig,
     OpenAIServerRolloutConfig,
+    RatioBase,
     VllmConfig,
     VllmMode,
     VllmRolloutConfig,
@@ -89,7 +91,7 @@ def check_vllm_rollout(config: Config, world_size: int) -> Iterator[ConfigError]
             "use all",
         )
     for name, agent in local_agents(config).items():
-        yield from _check_agent(f"task.agents.{name}: ", name, agent, rollout)
+        yield from _check_agent(f"task.agents.{name}: ", name, agent, rollout, config.algorithm)
     if rollout.max_sampler_gap is not None and not rollout.recompute_logprobs:
         yield ConfigError(
             f"rollout.max_sampler_gap={rollout.max_sampler_gap}",
@@ -126,7 +128,9 @@ def _check_servers(settings: VllmConfig, world_size: int) -> Iterator[ConfigErro
         )
 
 
-def _check_agent(where: str, name: str, agent: AgentConfig, rollout: VllmRolloutConfig) -> Iterator[ConfigError]:
+def _check_agent(
+    where: str, name: str, agent: AgentConfig, rollout: VllmRolloutConfig, algorithm: AlgorithmConfig
+) -> Iterator[ConfigError]:
     """An agent's sampling and model."""
     sampling, actor = agent.rollout, agent.actor
     if sampling.temperature > 2:
@@ -146,10 +150,12 @@ def _check_agent(where: str, name: str, agent: AgentConfig, rollout: VllmRollout
             "set it to 0, or remove rollout.stop_strings",
         )
     if sampling.has_filters and not rollout.recompute_logprobs:
+        to_sampler = algorithm.ratio_base is RatioBase.sampler
         yield ConfigError(
-            "rollout.recompute_logprobs=false",
+            "algorithm.ratio_base=sampler" if to_sampler else "rollout.recompute_logprobs=false",
             f"leaves {name} without the policy's log-probabilities: vLLM returns those of filtered tokens",
-            "use true, or no filter (top_p, top_k, min_p, repetition_penalty, min_new_tokens)",
+            f"use {'algorithm.ratio_base=policy, rollout=hf' if to_sampler else 'true'}, or no filter "
+            "(top_p, top_k, min_p, repetition_penalty, min_new_tokens)",
         )
     if quantization_args(actor):
         yield ConfigError(

@@ -11,6 +11,7 @@ from ippo_cli.diagnosis.conditions.kl import find_kl_coefficient
 from ippo_cli.diagnosis.conditions.policy import (
     find_entropy_loss,
     find_large_updates,
+    find_masked_tokens,
     find_sampler_mismatch,
     find_skipped_steps,
     find_unchanged_policy,
@@ -18,6 +19,7 @@ from ippo_cli.diagnosis.conditions.policy import (
 from ippo_cli.diagnosis.conditions.responses import (
     find_context_overflow,
     find_cut_turns,
+    find_frequent_truncation,
     find_silence,
     find_template_mismatch,
     find_truncation,
@@ -54,7 +56,16 @@ CONDITIONS = (
         name="sampler_mismatch",
         title="sampler and trained model differ",
         find=find_sampler_mismatch,
-        explains=("learning_rate", "entropy_gone", "kl_coefficient", *STUCK),
+        warn=find_sampler_mismatch,
+        explains=("learning_rate", "entropy_gone", "kl_coefficient", "masked_tokens", *STUCK),
+    ),
+    Condition(
+        name="masked_tokens",
+        needs_policy_updates=True,
+        title="all tokens are masked",
+        find=find_masked_tokens,
+        warn=find_masked_tokens,
+        explains=("policy_unchanged", *STUCK),
     ),
     Condition(
         name="learning_rate",
@@ -98,7 +109,7 @@ CONDITIONS = (
     Condition(
         name="truncated",
         title="responses are always truncated",
-        find=find_truncation,
+        find=find_frequent_truncation,
         warn=find_truncation,
         explains=("equal_scores", *STUCK),
         reads_last_rows=True,

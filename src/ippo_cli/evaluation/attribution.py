@@ -14,8 +14,11 @@ from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.config.text import format_count
 from ippo_cli.engine import distributed
+from ippo_cli.evaluation.estimates import t_interval
 from ippo_cli.evaluation.evaluate_run import (
     adapters_by_agent,
+    choice_messages,
+    count_comparisons,
     find_weights,
     open_evaluation_task,
     result_file_name,
@@ -30,7 +33,6 @@ from ippo_cli.evaluation.mixed_teams import (
     stack_agent_scores,
 )
 from ippo_cli.formulas import shapley_values
-from ippo_cli.formulas.estimates import bootstrap_interval
 from ippo_cli.reporting.console import Console
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.training.evaluate import Evaluation
@@ -84,10 +86,14 @@ def attribute_gain(config: Config, folder: Path, checkpoint: str, baseline: str,
                 f"{format_count(len(exam.row_indices), 'row')}"
             )
             exam, found = score_pairings(exam, origins, pairings, device, console)
-            attributions = attribute(agents, members, pairings, found, config)
+            subjects = [origin.weights for origin in origins]
+            comparisons = count_comparisons(subjects, overrides)
+            attributions = attribute(agents, members, pairings, found, config, comparisons)
             for one in attributions:
                 for line in attribution_lines(one, names):
                     console.print_line(line)
+            for line in choice_messages(subjects, comparisons):
+                console.print_line(line)
             record = {
                 **origins[1].weights.metadata,
                 "attribution": [_attribution_record(one) for one in attributions],
@@ -96,6 +102,7 @@ def attribute_gain(config: Config, folder: Path, checkpoint: str, baseline: str,
                 "overrides": list(overrides),
                 "evaluation_seed": config.evaluation.seed,
                 "rows": len(exam.row_indices),
+                "comparisons": comparisons,
                 "too_long": exam.too_long,
                 "primary_metric": config.task.primary_metric,
                 "teams": [
@@ -149,29 +156,27 @@ def attribute(
     pairings: Sequence[Pairing],
     found: Mapping[Pairing, Evaluation],
     config: Config,
+    comparisons: int = 1,
 ) -> list[Attribution]:
     """Attribute the gain of the primary metric; of each agent's score if they differ. Collective.
 
-    `pairings`: the mixture of each coalition, in order.
+    `pairings`: the mixture of each coalition, in order. `comparisons`: see `count_comparisons`.
     """
     results = [found[pairing] for pairing in pairings]
     metrics = list(dict.fromkeys(score_metrics(agents, results, config.task.primary_metric).values()))
     # Whether an agent acts may depend on the mixture, so episodes without a turn of it belong to its gain.
     scores = stack_agent_scores(metrics, results)
-    return [
-        _attribute_score(metric, members, scores[:, place], config.evaluation.seed)
-        for place, metric in enumerate(metrics)
-    ]
+    return [_attribute_score(metric, members, scores[:, place], comparisons) for place, metric in enumerate(metrics)]
 
 
-def _attribute_score(metric: str, members: Sequence[str], scores: Tensor, seed: int) -> Attribution:
+def _attribute_score(metric: str, members: Sequence[str], scores: Tensor, comparisons: int) -> Attribution:
     """`scores`: of each coalition and row, `[2^n, rows]`."""
     scores = scores.double()
     values, means = shapley_values(scores), scores.mean(dim=1).tolist()
     whole = len(scores) - 1
     shares: dict[str, Share] = {}
     for place, (name, of_rows) in enumerate(zip(members, values, strict=True)):
-        low, high = bootstrap_interval(of_rows, seed)
+        low, high = t_interval(of_rows, comparisons)
         shares[name] = Share(
             shapley=float(of_rows.mean()),
             low=low,

@@ -18,6 +18,8 @@ from ippo_cli.evaluation.estimates import paired_comparison, row_values
 from ippo_cli.evaluation.evaluate_run import (
     EvaluatedWeights,
     EvaluationTask,
+    choice_messages,
+    count_comparisons,
     gather_samples,
     load_policies,
     open_evaluation_task,
@@ -72,11 +74,16 @@ def compare(
                 without = f", {format_count(failed, 'episode')} without a reward" if failed else ""
                 console.print_line(f"{side}: {name}: held-out score {result.metrics[primary]:.3f} ({primary}{without})")
                 results.append(result)
-            found = _compare_metrics(results, config.evaluation.seed)
+            subjects = [subject for _, subject in (one, other)]
+            comparisons = count_comparisons(subjects, overrides)
+            found = _compare_metrics(results, config.evaluation.seed, comparisons)
             record = _build_record((one, other), names, results, found, overrides, exam)
+            record |= {"comparisons": comparisons}
             target = root / "evaluations" / _result_file_name((one, other), config.evaluation.seed, overrides)
             distributed.run_on_main(lambda: _write_results(target, record, samples))
             for line in difference_lines(found, config.task.primary_metric):
+                console.print_line(line)
+            for line in choice_messages(subjects, comparisons):
                 console.print_line(line)
             console.print_line(f"written to {target} and {samples_file(target).name}")
     finally:
@@ -99,10 +106,12 @@ def difference_lines(differences: Mapping[str, Mapping[str, float]], primary: st
     return lines
 
 
-def _compare_metrics(results: Sequence[Evaluation], seed: int) -> dict[str, dict[str, float]]:
+def _compare_metrics(results: Sequence[Evaluation], seed: int, comparisons: int) -> dict[str, dict[str, float]]:
     """The paired comparison of each metric that both sides have for at least one common row."""
     one, other = map(row_values, results)
-    found = {key: paired_comparison(values, other[key], seed) for key, values in one.items() if key in other}
+    found = {
+        key: paired_comparison(values, other[key], seed, comparisons) for key, values in one.items() if key in other
+    }
     return {key: row for key, row in found.items() if row["rows"]}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.formulas.critic_quality import Estimate, ValuedStates, calibration_bins
+from ippo_cli.runs.intervals import t_quantile
 
 NO_PICTURE = "no picture is drawn: matplotlib is not installed; pip install 'ippo-cli[bench]'"
 CALIBRATION_BINS = 10
@@ -47,7 +48,7 @@ def _draw_calibration(axis: Any, agent: str, states: ValuedStates) -> None:
     axis.errorbar(
         [row["value"] for row in rows],
         [row["reference"] for row in rows],
-        yerr=[1.96 * row["standard_error"] for row in rows],
+        yerr=[t_quantile(max(int(row["states"]) - 1, 1)) * row["standard_error"] for row in rows],
         fmt="o-",
         color="C1",
         ms=4,

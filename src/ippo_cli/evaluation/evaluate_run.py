@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ from ippo_cli.runs.checkpoint_files import find_damage, newest_intact_checkpoint
 from ippo_cli.runs.folder import MANIFEST, list_checkpoints, print_warning, write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.runs.output import print_status
+from ippo_cli.runs.records import RunRecord
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.eval_rows import sample_rows, select_eval_rows
@@ -60,6 +62,9 @@ from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.process import prepare_process
 from ippo_cli.types import Batch, Episode, Example
 
+OTHER_ROWS = ("task.eval=", "task.eval_split=")
+"""Overrides of an evaluation that replace the held-out rows on which a run chose its best checkpoint."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedWeights:
@@ -68,6 +73,7 @@ class EvaluatedWeights:
     name: str
     models: dict[str, Record]
     metadata: dict[str, Any]  # further fields that describe the weights in result files
+    chosen_among: int = 1  # evaluations of the run of which these weights have the best score
 
 
 def evaluate_run(config: Config, folder: Path, checkpoint: str, overrides: Sequence[str]) -> Path:
@@ -131,6 +137,28 @@ def single_model_weights(
 
 EvaluatedTeam = tuple[Mapping[str, GenerationPolicy], Mapping[str, PromptFormat]]
 """Policies and prompt formats by agent."""
+
+
+def count_comparisons(subjects: Sequence[EvaluatedWeights], overrides: Sequence[str]) -> int:
+    """The number of evaluations of which the best was chosen on the rows of this evaluation; 1 without a choice.
+
+    Of two chosen sides, each has an advantage over the other by its own choice only, so the larger number counts.
+    """
+    if any(text.lstrip("+").startswith(OTHER_ROWS) for text in overrides):
+        return 1
+    return max(subject.chosen_among for subject in subjects)
+
+
+def choice_messages(subjects: Sequence[EvaluatedWeights], comparisons: int) -> list[str]:
+    """Messages about weights that were chosen by their score on the same rows."""
+    if comparisons == 1:
+        return []
+    return [
+        f"{subject.name} has the best score of {subject.chosen_among} evaluations on these rows, which is too high on "
+        "average; intervals and p values allow for the choice (Bonferroni)"
+        for subject in subjects
+        if subject.chosen_among > 1
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +331,8 @@ def _evaluate_weights(
             formats = exam.build_formats(policies)
             exam = exam.drop_too_long_rows([(policies, formats)])
             result = exam.score_team(policies, formats, console, keep_all_samples=True)
-            samples, interval_by_metric = gather_samples(result), confidence_intervals(result, config.evaluation.seed)
+            comparisons = count_comparisons([weights], overrides)
+            samples, interval_by_metric = gather_samples(result), confidence_intervals(result, comparisons)
             console.show_samples(samples[: config.tracker.samples])
             primary_metric, rows = config.task.primary_metric, len(exam.row_indices)
             record = {
@@ -318,6 +347,7 @@ def _evaluate_weights(
                 "score": result.metrics[primary_metric],
                 **result.metrics,
                 "intervals": {key: replace_non_finite(interval) for key, interval in interval_by_metric.items()},
+                "comparisons": comparisons,
                 "lengths": length_summary(result),
             }
             target = (
@@ -338,6 +368,8 @@ def _evaluate_weights(
                     else ""
                 )
                 console.print_line(f"  {key:<40} {' '.join(f'{value:.4f}' for value in values)}{interval}")
+            for line in choice_messages([weights], comparisons):
+                console.print_line(line)
             console.print_line(f"written to {target} and {samples_file(target).name}")
     finally:
         distributed.shutdown()
@@ -394,10 +426,14 @@ def find_weights(
     """
     adapters = adapters or {}
     iteration = _best_iteration(folder) if checkpoint == "best" else None
+    chosen_among = _count_evaluations(folder, checkpoint)
     if checkpoint == INITIAL or iteration == 0 or (checkpoint.isdigit() and int(checkpoint) == 0):
         models = {name: _initial_record(folder, holder, adapters.get(name)) for name, holder in policy_of_agent.items()}
         return EvaluatedWeights(
-            name=INITIAL, models=models, metadata={"run": str(folder), "checkpoint": INITIAL, "iteration": 0}
+            name=INITIAL,
+            models=models,
+            metadata={"run": str(folder), "checkpoint": INITIAL, "iteration": 0},
+            chosen_among=chosen_among,
         )
     found = _find_checkpoint(folder, checkpoint, iteration)
     listed = json.loads((found / MANIFEST).read_text())["files"]
@@ -418,7 +454,24 @@ def find_weights(
             models[name] = _adapter_on_base(folder, adapters[name][0], models[name])
         models[name]["tokenizer"] = str(found / holder / "actor")
     metadata = {"run": str(folder), "checkpoint": found.name, "iteration": int(found.name.split("_")[1])}
-    return EvaluatedWeights(name=found.name, models=models, metadata=metadata)
+    return EvaluatedWeights(name=found.name, models=models, metadata=metadata, chosen_among=chosen_among)
+
+
+def _count_evaluations(folder: Path, checkpoint: str) -> int:
+    """The number of a run's evaluations if `checkpoint` is the best of them; 1 for other checkpoints.
+
+    The iteration's number may name the best checkpoint too, unless it is that of the last evaluation.
+    """
+    record = RunRecord(folder)
+    try:
+        known = record.state.get("evaluation") or {}
+    except ResumeError:
+        return 1
+    best, last = ((known.get(name) or {}).get("iteration") for name in ("best", "last"))
+    if checkpoint != "best" and (not checkpoint.isdigit() or int(checkpoint) != best or best == last):
+        return 1
+    metric = f"eval/{record.primary_metric}"
+    return max(sum(math.isfinite(row.get(metric, math.nan)) for row in record.metrics), 1)
 
 
 def _adapter_on_base(folder: Path, base: str, saved: Record) -> Record:
@@ -461,7 +514,10 @@ def _initial_model_record(folder: Path, holder: str) -> Record:
 def _best_iteration(folder: Path) -> int:
     """The iteration with the best evaluation so far; 0 for the initial weights. Raises `ResumeError`."""
     try:
-        return int(json.loads((folder / "run.json").read_text())["evaluation"]["best"]["iteration"])
+        known = json.loads((folder / "run.json").read_text())["evaluation"]
+        if known and (known.get("best") or {}).get("score") is None:
+            raise ResumeError(f"run={folder}: no evaluation has a score, so none is the best; use checkpoint=latest")
+        return int(known["best"]["iteration"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResumeError(f"run={folder}: run.json has no evaluation ({error!r}); use checkpoint=latest") from error
 

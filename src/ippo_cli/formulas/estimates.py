@@ -1,4 +1,4 @@
-"""Estimates of means over prompts: 95 % confidence intervals, a paired test, and pass@k of k samples."""
+"""Estimates of means over prompts: confidence intervals of fractions, a paired test, and pass@k of k samples."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def pass_at_k(right: Tensor, count: Tensor, k: int) -> Tensor:
     return (1 - none).where(count >= k, math.nan)
 
 
-def wilson(mean: float, count: float) -> Interval:
-    """Wilson's score interval of a fraction observed in `count` independent trials."""
-    center = mean + Z_95 * Z_95 / (2 * count)
-    half = Z_95 * math.sqrt(mean * (1 - mean) / count + Z_95 * Z_95 / (4 * count * count))
-    scale = 1 + Z_95 * Z_95 / count
+def wilson(mean: float, count: float, z: float = Z_95) -> Interval:
+    """Wilson's score interval of a fraction observed in `count` independent trials; `z`: the normal quantile."""
+    center = mean + z * z / (2 * count)
+    half = z * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
+    scale = 1 + z * z / count
     return max((center - half) / scale, 0.0), min((center + half) / scale, 1.0)
 
 
-def share_interval(values: Tensor, trials: float = math.inf) -> Interval:
+def share_interval(values: Tensor, trials: float = math.inf, z: float = Z_95) -> Interval:
     """Confidence interval of the mean of values from 0 to 1, `[m]`, one for each prompt; NaN is ignored.
 
     Wilson's interval with an effective number of trials: samples of one prompt are not independent, and m prompts with
@@ -49,25 +49,22 @@ def share_interval(values: Tensor, trials: float = math.inf) -> Interval:
         return UNKNOWN_INTERVAL
     mean, spread = min(max(float(finite.mean()), 0.0), 1.0), float(finite.var(correction=0))
     worth = mean * (1 - mean) * len(finite) / spread if spread > ROUNDING else len(finite)
-    return wilson(mean, min(max(worth, 1.0), trials))
+    return wilson(mean, min(max(worth, 1.0), trials), z)
 
 
-def bootstrap_interval(values: Tensor, seed: int) -> Interval:
-    """Confidence interval of the mean of any values, `[m]`, one for each prompt: percentile bootstrap over prompts.
+def paired_share_interval(differences: Tensor, z: float = Z_95) -> Interval:
+    """Confidence interval of the mean of differences of two values that are 0 or 1, `[m]`; NaN is ignored.
 
-    NaN is ignored; the interval is unknown for fewer than two values.
+    The adjusted Wald interval of Bonett and Price (2012): one row more with each sign, so that m equal rows do not
+    give an interval of width 0.
     """
-    finite = values[torch.isfinite(values)].double().cpu()
-    if len(finite) < 2:
+    finite = differences[torch.isfinite(differences)]
+    if not len(finite):
         return UNKNOWN_INTERVAL
-    generator = torch.Generator().manual_seed(seed)
-    means: list[Tensor] = []
-    at_once = max(RESAMPLE_CHUNK // len(finite), 1)
-    for start in range(0, RESAMPLES, at_once):
-        rows = min(at_once, RESAMPLES - start)
-        means.append(finite[torch.randint(len(finite), (rows, len(finite)), generator=generator)].mean(dim=1))
-    low, high = torch.cat(means).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return low, high
+    count = len(finite) + 2
+    higher, lower = (float((finite == sign).sum() + 1) / count for sign in (1, -1))
+    half = z * math.sqrt((higher + lower - (higher - lower) ** 2) / count)
+    return max(higher - lower - half, -1.0), min(higher - lower + half, 1.0)
 
 
 def sign_flip_p(differences: Tensor, seed: int) -> float:

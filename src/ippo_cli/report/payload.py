@@ -26,6 +26,7 @@ from ippo_cli.report.metric_columns import encode_metrics, points_per_curve
 from ippo_cli.report.samples import embed_samples
 from ippo_cli.reporting.metrics import metric_meaning
 from ippo_cli.runs.intervals import MeanInterval, t_quantile
+from ippo_cli.runs.missing_parts import find_missing_parts
 from ippo_cli.runs.records import RunRecord
 
 MAX_BYTES = 30_000_000  # of the page
@@ -129,6 +130,8 @@ def _add_metrics(found: Payload, runs: Sequence[RunRecord], run_data: Sequence[d
         data["metrics"] = columns.header | {"chunk": f"metrics-{number}"}
         data["phase_seconds"] = phase_seconds(run.metrics)
         data["name"] = name
+        data["logged_iterations"] = sum(row["iteration"] > 0 for row in run.metrics)
+        found.notes += [f"Run {name} is incomplete: {text}." for text in find_missing_parts(run)]
         if run.damaged_line is not None:
             found.notes.append(
                 f"Line {run.damaged_line} of metrics.jsonl of {name} is damaged; later rows are missing."

@@ -182,13 +182,12 @@ class Console:
         shown = display_path(folder)
         curves = shell_command("tensorboard", "--logdir", f"{shown}/tb")
         first, last = evaluation["first"], evaluation["last"]
-        best = evaluation["best"]
+        best, best_text = evaluation.get("best"), "no best score"
+        if best is not None and not math.isnan(best["score"]):
+            best_text = f"best {best['score']:.3f} after iteration {best['iteration']}"
         greedy = "greedy/exact"
         title = "explained var." if fits_critics else "held-out score"
-        lines = [
-            f"{title:<16} {first['score']:.3f} -> {last['score']:.3f}   (best {best['score']:.3f} after "
-            f"iteration {best['iteration']})"
-        ]
+        lines = [f"{title:<16} {first['score']:.3f} -> {last['score']:.3f}   ({best_text})"]
         if greedy in first and greedy in last:
             lines.append(f"greedy exact     {first[greedy]:.3f} -> {last[greedy]:.3f}")
         if ratings:

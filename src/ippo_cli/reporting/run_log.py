@@ -235,11 +235,18 @@ class RunLog:
             with self._warn_on_storage_error(name):
                 write_atomically(self.folder / name, json.dumps(rows, indent=1) + "\n")
 
+    @property
+    def best_evaluation(self) -> Mapping[str, Any] | None:
+        """The evaluation with the highest score; None while no score is a number."""
+        best = self.state.evaluation.get("best")
+        return None if best is None or math.isnan(best["score"]) else best
+
     def record_evaluation(self, iteration: int, primary_metric: str, metrics: Mapping[str, float]) -> bool:
-        """Record an evaluation; True if it is the best so far."""
-        entry = {"iteration": iteration, "score": metrics[primary_metric], **metrics}
-        best = self.state.evaluation.get("best", {}).get("score")
-        improved = best is None or math.isnan(best) or entry["score"] > best  # NaN: no row was scored
+        """Record an evaluation; True if it is the best so far. NaN, of no scored row, is never the best."""
+        score = metrics[primary_metric]
+        entry = {"iteration": iteration, "score": score, **metrics}
+        best = self.best_evaluation
+        improved = not math.isnan(score) and (best is None or score > best["score"])
         self.state.evaluation.setdefault("first", entry)
         self.state.evaluation["last"] = entry
         if improved:

@@ -211,8 +211,9 @@ def sweep_table(folder: Path, rows: Sequence[JobRow]) -> str:
 def _format_scores(row: JobRow) -> str:
     if "first" not in row.score:
         return "-"
-    first, best, last = (row.score[name]["score"] for name in ("first", "best", "last"))
-    return f"{first:.3f} -> {best:.3f}, {last:.3f}"
+    scores = [(row.score.get(name) or {}).get("score") for name in ("first", "best", "last")]
+    first, best, last = ("-" if score is None else f"{score:.3f}" for score in scores)
+    return f"{first} -> {best}, {last}"
 
 
 def _format_duration(seconds: float) -> str:

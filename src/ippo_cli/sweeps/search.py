@@ -166,6 +166,8 @@ def score_curve(folder: Path, row: JobRow) -> list[tuple[int, float]]:
 
 
 def final_score(folder: Path, row: JobRow) -> float | None:
-    """The last held-out score of a completed or pruned job; None for others."""
+    """The last held-out score of a completed or pruned job; None for others, and if it is NaN."""
+    if row.pruned_at is None and "last" in row.score and row.score["last"]["score"] is None:
+        return None
     curve = score_curve(folder, row) if row.state in sweep_folder.FINISHED_STATES else []
     return curve[-1][1] if curve else None

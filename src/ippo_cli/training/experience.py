@@ -142,8 +142,16 @@ class ExperienceCollector:
         check_sampler_gap(self.config, self.team, sampled, rollouts)
         shared = {}
         if self.config.team.share_rollouts:
+            agents, exponent = self.config.task.agents, self.config.algorithm.cross_agent.exponent
             with clock("logprobs"):
-                shared = share_rollouts(self.team, episodes, rollouts, self.preemption.raise_if_any_rank_requested)
+                # A clipped ratio of two policies, unlike an importance weight, is of probabilities before filters.
+                shared = share_rollouts(
+                    self.team,
+                    episodes,
+                    rollouts,
+                    self.preemption.raise_if_any_rank_requested,
+                    unfiltered=[name for name in agents if exponent is not None and agents[name].rollout.has_filters],
+                )
         state_values = {}
         if self.state_values is not None:
             with clock("continuations"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from ippo_cli.agents.team import Team
 from ippo_cli.config.errors import IppoError
@@ -11,12 +12,17 @@ from ippo_cli.types import Episode, Rollout
 
 
 def share_rollouts(
-    team: Team, episodes: Sequence[Episode], rollouts: Mapping[str, Rollout], after_pass: Callable[[], None]
+    team: Team,
+    episodes: Sequence[Episode],
+    rollouts: Mapping[str, Rollout],
+    after_pass: Callable[[], None],
+    *,
+    unfiltered: Collection[str] = (),
 ) -> dict[str, dict[str, Rollout]]:
     """By trained agent and author: the author's rows with log-probabilities under the agent's policy.
 
-    Their behaviour log-probabilities remain those of the author's sampler. `after_pass` is called on all ranks after
-    each forward pass, and may raise. Collective.
+    Their behaviour log-probabilities remain those of the author's sampler, or for authors in `unfiltered` those before
+    its filters. `after_pass` is called on all ranks after each forward pass, and may raise. Collective.
     """
     with distributed.synchronize_errors():
         _check_equal_prompts(episodes)
@@ -24,7 +30,10 @@ def share_rollouts(
     for name, agent in team.items():
         shared[name] = {}
         for author in (other for other in rollouts if other != name):
-            shared[name][author] = agent.recompute_logprobs(rollouts[author])
+            written = rollouts[author]
+            shared[name][author] = agent.recompute_logprobs(written)
+            if author in unfiltered:
+                shared[name][author] = replace(shared[name][author], behavior_logprobs=written.logprobs)
             after_pass()
     return shared
 

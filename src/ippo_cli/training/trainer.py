@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -104,11 +105,11 @@ class Trainer:
             del experience, targets  # free their memory before the evaluation
             self._finish_iteration()
         if self._has_stopped_improving(self.state.progress.iteration):
-            settings, best = self.config.evaluation, self.run.state.evaluation["best"]
-            self.console.print_line(
-                f"ended by evaluation.patience={settings.patience}: no better score than {best['score']:.3f} after "
-                f"iteration {best['iteration']}; a higher value continues the run"
-            )
+            patience, best = self.config.evaluation.patience, self.run.best_evaluation
+            why = "no evaluation has a score"
+            if best is not None:
+                why = f"no better score than {best['score']:.3f} after iteration {best['iteration']}"
+            self.console.print_line(f"ended by evaluation.patience={patience}: {why}; a higher value continues the run")
 
     def _set_resume_point(self) -> None:
         self.resume_point = ResumePoint(self.state)
@@ -327,8 +328,8 @@ class Trainer:
         found = self._evaluate()
         with distributed.synchronize_errors():
             self.run.log_row({"iteration": 0} | add_prefix("eval", found.metrics))
-            self._record_evaluation(0, found)
-            self.checkpoints.mark_initial_best()
+            if self._record_evaluation(0, found):
+                self.checkpoints.mark_initial_best()
             self.state.progress.history = self.run.record_iteration(0)
             self.state.progress.metrics_bytes = self.run.durable_metrics_bytes()
         self._set_resume_point()
@@ -338,6 +339,12 @@ class Trainer:
         metric = primary_metric(self.config)
         self.run.log_samples(f"eval_{iteration:08d}", found.samples)
         self.console.show_evaluation(iteration, found.metrics, metric)
+        if math.isnan(found.metrics[metric]):
+            warning = (
+                f"task.primary_metric={metric} has no value in an evaluation: it is never the best, and "
+                "evaluation.patience counts it; use a metric of all rows"
+            )
+            self.console.print_warnings(self.run.record_warnings({"unscored_evaluation": warning}, iteration))
         return self.run.record_evaluation(iteration, metric, found.metrics)
 
     def _is_last(self, iteration: int) -> bool:
@@ -351,5 +358,5 @@ class Trainer:
         patience, every = self.config.evaluation.patience, self.config.evaluation.every
         if patience is None or not every or self.evaluate_at is not None:
             return False
-        best = self.run.state.evaluation["best"]["iteration"]
+        best = 0 if self.run.best_evaluation is None else self.run.best_evaluation["iteration"]
         return iteration // every - best // every >= patience

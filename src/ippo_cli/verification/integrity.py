@@ -201,9 +201,8 @@ def _evaluated_iterations(run: RecordedRun) -> dict[str, int]:
     if not scores:
         return {}
     known = {iteration: score for iteration, score in scores.items() if not math.isnan(score)}
-    # Without any number, every evaluation replaces the one before.
-    best = max(known, key=lambda iteration: known[iteration]) if known else max(scores)
-    return {"first": min(scores), "best": best, "last": max(scores)}
+    best = {"best": max(known, key=lambda iteration: known[iteration])} if known else {}
+    return {"first": min(scores), **best, "last": max(scores)}
 
 
 def check_history(run: RecordedRun) -> Check:

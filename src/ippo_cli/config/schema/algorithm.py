@@ -271,7 +271,7 @@ class AlgorithmConfig(StepsConfig):
 
     objective: Objective  # on_policy (no ratio) | clip (PPO) | mask (both sides of the range) | cispo (clipped weight)
     trust_region: TrustRegion  # what the clip ranges limit: ratio | tv (change of the probability) | kl (two-point KL)
-    ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the recorded log-probs, filters included)
+    ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the log-probs that it recorded, before filters)
     advantage: Advantage
     # gae | reward_to_go | group | leave_one_out | greedy_baseline | role_baseline | monte_carlo | turn_group
     # | function | none

@@ -19,6 +19,7 @@ from ippo_cli.diagnosis.finding import (
     Row,
     metric_evidence,
 )
+from ippo_cli.diagnosis.rates import FAR
 from ippo_cli.diagnosis.series import column_mean, has_gained, trained_agents
 
 WINDOW = 50  # iterations after which a critic has to explain something
@@ -182,8 +183,9 @@ def _overrides(config: Config, name: str) -> tuple[str, ...]:
     agent = config.task.agents[name]
     rate, epochs = float(_critic_rate(config, name)), getattr(agent.critic, "ppo_epochs", None)
     usual = 1e-3 if agent.actor.kind.value.startswith("tiny") else 1e-5
+    is_far = not usual / FAR < rate < FAR * usual
     return (
-        f"critic.learning_rate={max(10 * rate, usual):g}",
+        f"critic.learning_rate={usual if is_far else 10 * rate:g}",
         f"critic.ppo_epochs={2 * (epochs or agent.algorithm.ppo_epochs)}",
         "algorithm.critic_warmup=10",
     )

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-from ippo_cli.config.schema import ActorKind, AgentConfig, Config, Dtype, RatioBase
+from ippo_cli.config.schema import ActorKind, AgentConfig, Config, Dtype, Objective, RatioBase, VllmRolloutConfig
 from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.config.text import join_names
+from ippo_cli.config.vllm import collects_ahead
 from ippo_cli.diagnosis.finding import (
     Certainty,
     Evidence,
@@ -21,6 +22,7 @@ from ippo_cli.diagnosis.finding import (
     format_value,
     metric_evidence,
 )
+from ippo_cli.diagnosis.rates import default_rate, describe_rate, lower_rate
 from ippo_cli.diagnosis.series import (
     MIN_ROWS,
     column,
@@ -52,21 +54,20 @@ def find_large_updates(observations: Observations) -> Outcome:
         return None
     config, rows = observations.config, observations.rows
     agent = config.task.agents[names[0]]
-    rate = agent.actor.learning_rate
     keys = [policy_key(config, rows, names[0], f"policy/{key}") for key in ("approx_kl", "clip_fraction", "entropy")]
     scores = column(rows, f"{names[0]}/score/mean")
     return Finding(
         agents=tuple(names),
         text=f"single iterations change the policy of {join_names(names)} by much, and its score does not rise "
-        f"({scores[0]:.3f} -> {scores[-1]:.3f}): actor.learning_rate={rate:g} is too high",
-        advice="lower it by a factor of 10, or limit the change of an iteration",
+        f"({scores[0]:.3f} -> {scores[-1]:.3f}): {describe_rate(agent)} is too high",
+        advice="lower it, or limit the change of an iteration",
         evidence=(
             Evidence("largest change of an iteration", _describe_updates(observations, names[0])),
             *(metric_evidence(rows, key) for key in keys if any(key in row for row in rows)),
             metric_evidence(rows, f"{names[0]}/score/mean"),
         ),
         overrides=(
-            f"actor.learning_rate={rate / 10:g}",
+            lower_rate(agent, 10),
             *(("algorithm.target_kl=0.02",) if config.algorithm.objective.has_ratio else ()),
             *(("actor.max_grad_norm=1.0",) if agent.actor.max_grad_norm != 1.0 else ()),
         ),
@@ -101,15 +102,14 @@ def find_unchanged_policy(observations: Observations) -> Outcome:
     if not found:
         return None
     name = next(iter(found))
-    actor = observations.config.task.agents[name].actor
-    what = "adapter" if _is_adapter(observations.config.task.agents[name]) else "policy"
-    usual = {ActorKind.full: 1e-6, ActorKind.lora: 1e-5}.get(actor.kind, 3.5e-4)
+    agent = observations.config.task.agents[name]
+    what = "adapter" if _is_adapter(agent) else "policy"
     return Finding(
         agents=tuple(found),
         text=f"the {what} of {join_names(list(found))} does not change: {found[name][0]}",
         advice="nothing is learned; correct the learning rate, its schedule, or what is trained",
         evidence=found[name][1],
-        overrides=(f"actor.learning_rate={usual:g}", "algorithm.critic_warmup=0", "actor.warmup_iterations=0"),
+        overrides=(default_rate(agent), "algorithm.critic_warmup=0", "actor.warmup_iterations=0"),
         certainty=Certainty.certain,
     )
 
@@ -151,10 +151,57 @@ def _unchanged_reason(observations: Observations, name: str) -> tuple[str, tuple
     return None
 
 
+def find_masked_tokens(observations: Observations) -> Outcome:
+    """The objective leaves all tokens of a policy without a gradient."""
+    rows, config = observations.rows, observations.config
+    names = [name for name in trained_agents(config) if _masked_evidence(config, rows, name)]
+    if not names:
+        return None
+    evidence = _masked_evidence(config, rows, names[0])
+    deviates = any(part.name.endswith("/ratio_first_step_deviation") for part in evidence)
+    when = " before the first step" if deviates else ""
+    return Finding(
+        agents=tuple(names),
+        text=f"every token of {join_names(names)} is masked or clipped{when}: all gradients are 0",
+        advice="use the trained model's probabilities in the ratio, or wider ranges",
+        evidence=evidence,
+        overrides=(
+            "algorithm.ratio_base=policy"
+            if config.algorithm.ratio_base is RatioBase.sampler
+            else "rollout.recompute_logprobs=true",
+            *(
+                ("algorithm.behavior_correction.band_low=null algorithm.behavior_correction.band_high=null",)
+                if config.algorithm.behavior_correction.band_low is not None
+                else ()
+            ),
+        ),
+        certainty=Certainty.certain,
+    )
+
+
+def _masked_evidence(config: Config, rows: Sequence[Row], name: str) -> tuple[Evidence, ...]:
+    """Metrics of the last row with policy steps if all of its tokens are masked; empty otherwise."""
+    holder = policy_by_agent(config)[name]
+    row = next((row for row in reversed(rows) if f"{holder}/policy/clip_fraction" in row), None)
+    if row is None:
+        return ()
+    clipped, norm, weights = f"{holder}/policy/clip_fraction", f"{holder}/policy/grad_norm", f"{name}/rollout/ess_ratio"
+    has_no_loss = config.algorithm.objective is Objective.mask or row.get(norm) == 0.0
+    masked = [key for key, value in ((clipped, 1.0), (weights, 0.0)) if row.get(key) == value]
+    if not masked or not (weights in masked or has_no_loss):
+        return ()
+    found = [metric_evidence([row], key) for key in (*masked, norm) if key in row]
+    deviation = f"{holder}/policy/ratio_first_step_deviation"
+    if row.get(deviation, 0.0) > RATIO_NOISE:
+        found.append(metric_evidence([row], deviation, "rounding is below 1e-4"))
+    return tuple(found)
+
+
 def find_sampler_mismatch(observations: Observations) -> Outcome:
     """Sampled tokens have other probabilities in the trained model than in the sampler."""
     rows, config = observations.rows, observations.config
-    if config.algorithm.ratio_base is RatioBase.sampler:
+    # Engines round differently than the trainer; rollout=hf samples with the trained model.
+    if config.algorithm.ratio_base is RatioBase.sampler and isinstance(config.rollout, VllmRolloutConfig):
         return NotChecked("with algorithm.ratio_base=sampler the difference is part of the ratio")
     names = [name for name in trained_agents(config) if _mismatch_evidence(config, rows, name)]
     if not names:
@@ -165,12 +212,14 @@ def find_sampler_mismatch(observations: Observations) -> Outcome:
         return NotChecked("needs ratios in float32, or rollout.recompute_logprobs=true, which compares them in bf16")
     return Finding(
         agents=tuple(names),
-        text=f"the sampler and the trained model of {join_names(names)} give the same tokens other probabilities "
-        "before any optimizer step",
-        advice="ratios and KL terms are wrong by this difference; use log-probabilities of the trained model",
+        text=f"sampler and trained model of {join_names(names)} give the same tokens other probabilities, before any "
+        "step",
+        advice="use log-probabilities of the trained model in ratios",
         evidence=tuple(part for name in names for part in _mismatch_evidence(config, rows, name)),
         overrides=(
-            "rollout.recompute_logprobs=true",
+            "algorithm.ratio_base=policy"
+            if config.algorithm.ratio_base is RatioBase.sampler
+            else "rollout.recompute_logprobs=true",
             "algorithm.behavior_correction.level=token algorithm.behavior_correction.cap=2.0",
             "actor.dtype=fp32",
         ),
@@ -184,9 +233,13 @@ def _mismatch_evidence(config: Config, rows: Sequence[Row], name: str) -> tuple[
     deviation = f"{holder}/policy/ratio_first_step_deviation"
     difference = f"{name}/rollout/prob_diff/sampler"
     found = []
-    if dtype is Dtype.fp32 and _median(rows, deviation) > RATIO_NOISE:
+    # Episodes that were collected ahead have the ratio of an update.
+    is_current = config.rollout.recompute_logprobs or not collects_ahead(config)
+    if dtype is Dtype.fp32 and is_current and _median(rows, deviation) > RATIO_NOISE:
         found.append(metric_evidence(rows, deviation, "rounding is below 1e-4"))
-    if _median(rows, difference) > SAMPLER_NOISE[dtype]:
+    # Engines record probabilities of the filtered distribution.
+    is_comparable = not (isinstance(config.rollout, VllmRolloutConfig) and config.task.agents[name].rollout.has_filters)
+    if is_comparable and _median(rows, difference) > SAMPLER_NOISE[dtype]:
         found.append(metric_evidence(rows, difference, f"rounding is below {SAMPLER_NOISE[dtype]:g}"))
     return tuple(found)
 
@@ -213,7 +266,7 @@ def find_entropy_loss(observations: Observations) -> Outcome:
         evidence=(metric_evidence(rows, key), metric_evidence(rows, f"{names[0]}/score/mean")),
         overrides=(
             f"algorithm.entropy_coef={raised:g}",
-            f"actor.learning_rate={observations.config.task.agents[names[0]].actor.learning_rate / 3:g}",
+            lower_rate(observations.config.task.agents[names[0]], 3),
             "algorithm.kl.reward.coef=0.01",
         ),
     )
@@ -254,12 +307,11 @@ def find_skipped_steps(observations: Observations) -> Outcome:
     if not skipped:
         return None
     keys = [key for key, value in row.items() if key.endswith("/skipped_steps") and value > 0]
-    rate = next(iter(config.task.agents.values())).actor.learning_rate
     return Finding(
         agents=tuple(skipped),
         text=f"optimizer steps of {join_names(skipped)} were skipped because gradients were not finite",
         advice="try a lower learning_rate",
         evidence=tuple(metric_evidence(observations.rows, key) for key in keys),
-        overrides=(f"actor.learning_rate={rate / 10:g}", "actor.dtype=fp32"),
+        overrides=(lower_rate(next(iter(config.task.agents.values())), 10), "actor.dtype=fp32"),
         certainty=Certainty.certain,
     )

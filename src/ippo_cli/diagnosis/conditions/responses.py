@@ -18,9 +18,12 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.text import join_names
 from ippo_cli.diagnosis.finding import Certainty, Evidence, Finding, NotChecked, Observations, Outcome, metric_evidence
-from ippo_cli.diagnosis.series import column_mean, trained_agents
+from ippo_cli.diagnosis.series import MIN_ROWS, column_mean, has_gained, last_rows, trained_agents
 
+# Tasks with responses of exactly the limit's length, or with episodes that end at the environment's limit.
+FIXED_LENGTHS = (LettersConfig, GridConfig, EnvironmentTaskConfig, ProgramConfig)
 NEARLY_ALL = 0.99  # a fraction that counts as all
+MOST = 0.9  # a fraction of truncated responses that hides the score of whole ones
 SOME, MANY = 0.05, 0.5  # thresholds for the fractions of overflowed episodes and of truncated turns
 FIRST_ROWS = 3  # iterations with many truncated turns
 MIN_RESPONSES = 8  # sampled responses of an agent, at least, to count markers in
@@ -37,8 +40,8 @@ TURN_MARKERS = re.compile(
 def find_truncation(observations: Observations) -> Outcome:
     """Every response of an agent is cut at the limit."""
     config, rows = observations.config, observations.rows
-    if isinstance(config.task, (LettersConfig, GridConfig, EnvironmentTaskConfig, ProgramConfig)):
-        return None  # responses have exactly the limit's length, or episodes end at the environment's limit
+    if isinstance(config.task, FIXED_LENGTHS):
+        return None
 
     def is_always_truncated(name: str) -> bool:
         several_turns = f"{name}/rollout/cut_fraction" in rows[-1]  # their rows are also truncated at other limits
@@ -71,6 +74,34 @@ def find_truncation(observations: Observations) -> Outcome:
         evidence=evidence,
         overrides=(f"rollout.max_new_tokens={4 * longest}", "rollout.stop_strings=['\\n']"),
         certainty=Certainty.certain,
+    )
+
+
+def find_frequent_truncation(observations: Observations) -> Outcome:
+    """Nearly all responses of the last iterations are cut at the limit, and the score does not rise."""
+    certain = find_truncation(observations)
+    rows, config = observations.rows, observations.config
+    if certain is not None or len(rows) < MIN_ROWS or isinstance(config.task, FIXED_LENGTHS):
+        return certain
+    key = "rollout/truncated_fraction"
+    names = [
+        name
+        for name in trained_agents(config)
+        if f"{name}/rollout/cut_fraction" not in rows[-1]
+        and column_mean(last_rows(rows), f"{name}/{key}") >= MOST
+        and not has_gained(observations, name)
+    ]
+    if not names:
+        return None
+    share = column_mean(last_rows(rows), f"{names[0]}/{key}")
+    longest = max(config.task.agents[name].rollout.max_new_tokens for name in names)
+    return Finding(
+        agents=tuple(names),
+        text=f"{share:.0%} of the responses of {join_names(names)} were truncated at "
+        f"rollout.max_new_tokens={_format_limits(config, names)}, and the score does not rise",
+        advice="increase the limit, or ask for shorter responses",
+        evidence=tuple(metric_evidence(rows, f"{name}/{key}") for name in names),
+        overrides=(f"rollout.max_new_tokens={4 * longest}", "rollout.stop_strings=['\\n']"),
     )
 
 

@@ -18,6 +18,7 @@ from ippo_cli.diagnosis.finding import (
     Row,
     metric_evidence,
 )
+from ippo_cli.diagnosis.rates import lower_rate, other_rates
 from ippo_cli.diagnosis.series import (
     MIN_ROWS,
     SIGNIFICANT,
@@ -99,14 +100,13 @@ def find_no_progress(observations: Observations) -> Outcome:
     if not names:
         return None
     scores = [column_mean(part, f"{names[0]}/score/mean") for part in (first, last)]
-    rate = config.task.agents[names[0]].actor.learning_rate
     return Finding(
         agents=tuple(names),
         text=f"the score of {join_names(names)} has not increased in {len(rows)} iterations "
         f"({scores[0]:.3f} -> {scores[1]:.3f})",
         advice="try another actor.learning_rate or more steps",
         evidence=tuple(metric_evidence(rows, f"{name}/score/mean") for name in names),
-        overrides=(f"actor.learning_rate={3 * rate:g}", f"actor.learning_rate={rate / 3:g}"),
+        overrides=other_rates(config.task.agents[names[0]], 3),
         certainty=Certainty.possible,
     )
 
@@ -134,13 +134,12 @@ def find_score_drop(observations: Observations) -> Outcome:
     if not names:
         return None
     _, best, last = first_best_last_means(names[0])
-    rate = config.task.agents[names[0]].actor.learning_rate
     return Finding(
         agents=tuple(names),
         text=f"the score of {join_names(names)} fell from {best:.3f} to {last:.3f}",
         advice="resume an earlier checkpoint with a lower actor.learning_rate or a higher algorithm.kl.reward.coef",
         evidence=tuple(metric_evidence(rows, f"{name}/score/mean", f"best {best:.3g}") for name in names),
-        overrides=(f"actor.learning_rate={rate / 3:g}", "algorithm.kl.reward.coef=0.01"),
+        overrides=(lower_rate(config.task.agents[names[0]], 3), "algorithm.kl.reward.coef=0.01"),
     )
 
 

@@ -31,14 +31,15 @@ function runCards(run) {
       "State",
       stateBadge(run.state),
       run.error ??
-        `${planned ? `${run.iterations} of ` : ""}${formatCount(planned || run.iterations, "iteration")} in ${formatDuration(run.wall_seconds)}`,
+        `${planned ? `${run.iterations} of ` : ""}${formatCount(planned || run.iterations, "iteration")} in ${formatDuration(run.wall_seconds)}` +
+        (run.logged_iterations < run.iterations ? `; metrics of ${run.logged_iterations} are here` : ""),
       run.error ? "bad" : "",
     ),
     first &&
       card(
         `Held-out score (${run.primary_metric})`,
         scoreChange(first.score, last.score),
-        `best ${formatScore(best.score)} after iteration ${best.iteration}`,
+        best ? `best ${formatScore(best.score)} after iteration ${best.iteration}` : "no best score",
       ),
     ...otherScores(run).map(([name, from, to]) => card(name, scoreChange(from, to), "first and last evaluation")),
     card(
