@@ -30,7 +30,7 @@ def main() -> None:
         seconds_until(job, FIRST_ITERATION, Path(folder))
         found = {
             "help": [seconds_until([*TRAIN, "--help"], "ippo-train", Path(folder)) for _ in range(repeat)],
-            "first line": [seconds_until(job, "ippo-train: ", Path(folder)) for _ in range(repeat)],
+            "first line": [seconds_until(job, "ippo: ", Path(folder)) for _ in range(repeat)],
             "first iteration": [seconds_until(job, FIRST_ITERATION, Path(folder)) for _ in range(repeat)],
         }
     print(

@@ -13,7 +13,7 @@ from ippo_cli.cli import evaluate
 from ippo_cli.compose import exits
 from ippo_cli.compose.load import compose_node, load_config, resolve_config, to_yaml
 
-LOADING = "ippo-eval: loading libraries and weights\n"  # printed before errors that are found in the checkpoints
+LOADING = "ippo: loading libraries and weights\n"  # printed before errors that are found in the checkpoints
 Call = Callable[..., tuple[int, str]]
 
 

@@ -218,7 +218,7 @@ def test_loading_message_only_for_valid_config(tmp_path: Path) -> None:
     assert wrong.stderr.startswith("ippo: rollout.num_generations=3 does not divide")
     right = train("mode=plan", folder=tmp_path, WORLD_SIZE="2")
     assert right.returncode == 0
-    assert right.stderr == "ippo-train: the keys are valid; loading libraries and data\n"
+    assert right.stderr == "ippo: the keys are valid; loading libraries and data\n"
     assert right.stdout.startswith("warning: WORLD_SIZE=2 is set in the environment, but no launcher has started")
 
 

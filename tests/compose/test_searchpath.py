@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 import ippo_cli
+from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, load_builtin_option
 
 RESTORE = """
 import pickle, sys
@@ -38,3 +41,10 @@ def test_registry_of_sources_can_be_restored_in_another_process() -> None:
     state = run(STORE)
     assert pickle.loads(state)["instances"]
     assert run(RESTORE, state).split() == [b"OptionFolder"]
+
+
+def test_built_in_options_are_read_as_omegaconf_reads_them() -> None:
+    files = sorted(BUILTIN_OPTIONS.rglob("*.yaml"))
+    assert len(files) > 100
+    for file in files:
+        assert repr(OmegaConf.create(load_builtin_option(file.read_text()))) == repr(OmegaConf.load(file)), file

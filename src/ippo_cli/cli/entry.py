@@ -50,7 +50,7 @@ def run_command(
     if has_version_flag(argv):
         _print_and_exit(f"{name} {__version__}\n")
     if not {"--cfg", "-c", "-sc", "--shell-completion", "--diff"} & {*argv}:
-        print_status(f"{name}: reading the configuration", terminal_only=True)
+        print_status("ippo: reading the configuration", terminal_only=True)
     relax_gc()
     from ippo_cli.compose.exits import exit_process, run_guarded  # imports Hydra, which --help does not need
 

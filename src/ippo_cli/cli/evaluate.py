@@ -216,7 +216,7 @@ REPORTS: dict[str, Callable[[dict[str, str], list[str]], Path]] = {
 def _start_output() -> None:
     """Ignore a closed stdout from here on: all keys are valid, and the results are also written to files."""
     ignore_closed_output("the evaluation")
-    print_status("ippo-eval: loading libraries and weights")
+    print_status("ippo: loading libraries and weights")
 
 
 def _is_cross_play(own: dict[str, str]) -> bool:

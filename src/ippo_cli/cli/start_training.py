@@ -63,7 +63,7 @@ def start_training(
     if (unused := unused_world_size_warning(os.environ, world_size(config, external_ranks))) is not None:
         print_warning(unused)
     if config.mode is Mode.plan or folder is None:
-        print_status("ippo-train: the keys are valid; loading libraries and data")
+        print_status("ippo: the keys are valid; loading libraries and data")
     if config.mode is Mode.plan:
         from ippo_cli.planning.plan import show_plan
 
@@ -133,7 +133,7 @@ def _start_line(config: Config, folder: Path, processes: int) -> str:
     ]
     from ippo_cli.runs.folder import display_path
 
-    line, target = f"ippo-train: {', '.join(parts)}", f"-> {display_path(folder)}"
+    line, target = f"ippo: {', '.join(parts)}", f"-> {display_path(folder)}"
     # A long path gets its own line, so that it can be copied.
     return f"{line} {target}" if text_width(f"{line} {target}") <= LINE_WIDTH else f"{line}\n  {target}"
 

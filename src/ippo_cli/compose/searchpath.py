@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
+import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.object_type import ObjectType
@@ -18,6 +21,11 @@ from ippo_cli.compose.yaml_source import YamlSource, parse_tree, read_source_tex
 
 SEARCH_PATH = "hydra.searchpath="
 FILE_SCHEME = "option"
+FLOAT = re.compile(
+    r"""[-+]?(?:[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)? | [0-9]+[eE][-+]?[0-9]+ | \.[0-9]+(?:[eE][-+]?[0-9]+)?)$
+    | [-+]?\.(?:inf|Inf|INF)$ | \.(?:nan|NaN|NAN)$""",
+    re.VERBOSE,
+)
 PACKAGE = Path(__file__).resolve().parents[1]
 BUILTIN_OPTIONS = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
 
@@ -66,16 +74,38 @@ class OptionFolder(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         file = Path(self.path, self._normalize_file_name(config_path)).resolve()
-        if file.is_relative_to(BUILTIN_OPTIONS.resolve()) or not file.is_file():
+        if not file.is_file():
             return super().load_config(config_path)
         group = str(Path(config_path).parent)
-        text = _read_valid_yaml(file, group)
+        if file.is_relative_to(BUILTIN_OPTIONS.resolve()):
+            text = file.read_text(encoding="utf-8")
+            option = load_builtin_option(text)
+        else:
+            text = _read_valid_yaml(file, group)
+            option = read_option(text, group, file.parent)
         return ConfigResult(
-            config=OmegaConf.create(read_option(text, group, file.parent)),
+            config=OmegaConf.create(option),
             path=f"{self.scheme()}://{self.path}",
             provider=self.provider,
             header=self._get_header_dict(text[:512]),
         )
+
+
+class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """Reads YAML as OmegaConf does, `1e-6` as a number and dates as text, with the parser in C: a tenth of the time."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":float", ":timestamp"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_FastLoader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+0123456789."))
+
+
+def load_builtin_option(text: str) -> Any:
+    """The values of a file of `conf/`."""
+    return yaml.load(text, Loader=_FastLoader) or {}
 
 
 def _read_valid_yaml(file: Path, group: str) -> str:

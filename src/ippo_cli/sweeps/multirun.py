@@ -210,7 +210,7 @@ class _SweepRunner:
 
     def _announce(self, total: int, done: int, folder: Path) -> None:
         words = f", {done} of them done" if done else ""
-        print(f"ippo-train: a sweep of {format_count(total, 'job')}{words} -> {display_path(folder)}", flush=True)
+        print(f"ippo: a sweep of {format_count(total, 'job')}{words} -> {display_path(folder)}", flush=True)
 
     def _find_resumable(self, wanted: str, saved: Path | None) -> Path | None:
         """The folder of the sweep to resume; None for a new sweep. Raises `ResumeError` or `ConfigError`."""
@@ -254,7 +254,7 @@ class _SweepRunner:
 
     def _check_jobs(self, rows: list[JobRow]) -> tuple[list[CheckedJob], list[JobRow]]:
         """The jobs to run, and the rows of completed jobs. Raises `SweepRefused` with all errors of invalid jobs."""
-        print(f"ippo-train: checking {format_count(len(rows), 'job')}", flush=True)
+        print(f"ippo: checking {format_count(len(rows), 'job')}", flush=True)
         jobs: list[CheckedJob] = []
         refused: dict[int, IppoError] = {}
         done: list[JobRow] = []
@@ -262,7 +262,7 @@ class _SweepRunner:
         for row in rows:
             if time.monotonic() - last_report > PROGRESS_INTERVAL_S:
                 last_report = time.monotonic()
-                print(f"ippo-train: checked {len(jobs) + len(refused) + len(done)} of {len(rows)} jobs", flush=True)
+                print(f"ippo: checked {len(jobs) + len(refused) + len(done)} of {len(rows)} jobs", flush=True)
             if self.resumed is not None and sweep_folder.is_done(self.resumed / row.folder):
                 sweep_folder.set_state(row, "done", 0, None)
                 sweep_folder.copy_run_result(row, self.resumed / row.folder)
@@ -283,7 +283,7 @@ class _SweepRunner:
             if job.config.mode is not jobs[0].config.mode:
                 refused[job.row.job] = ConfigError("mode", "cannot differ between jobs", "plan first, then train")
         if not refused and jobs and jobs[0].config.mode is Mode.train and self._is_local_launcher():
-            print("ippo-train: loading data and planning each configuration", flush=True)
+            print("ippo: loading data and planning each configuration", flush=True)
             refused = _plan_errors(jobs)
         if refused:
             raise refused_jobs_error(rows, refused)

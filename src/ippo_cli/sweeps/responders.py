@@ -87,9 +87,7 @@ def report_trained_responders(
     responders: dict[str, tuple[Config, Path]] = {}
     for agent, texts in jobs.items():
         where = root / f"responder-{agent}"
-        print_status(
-            f"ippo-eval: responder of {agent}: {plans[agent].num_iterations} iterations -> {display_path(where)}"
-        )
+        print_status(f"ippo: responder of {agent}: {plans[agent].num_iterations} iterations -> {display_path(where)}")
         train_responder(where, texts)
         responders[agent] = (plans[agent], where)
     return report_responders(config, folder, checkpoint, responders, settings, overrides)
