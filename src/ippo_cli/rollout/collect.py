@@ -48,9 +48,9 @@ def collect(
     others continue: after each step; for environments with one worker, which answer immediately, also during decoding,
     because each of them steps as soon as its agents have acted.
     """
-    states = start_states(batch, formats)
-    streaming = None if on_episodes is None else _EpisodeStream(on_episodes, environments)
     limits = {agent: generator.context_limit(agent) for agent in formats}
+    states = start_states(batch, formats, limits)
+    streaming = None if on_episodes is None else _EpisodeStream(on_episodes, environments)
     try:
         generator.start_collection()
         if isinstance(generator, StreamingGenerator):
@@ -69,10 +69,10 @@ def collect(
     return [state.to_episode() for state in states]
 
 
-def start_states(batch: Batch, formats: Mapping[str, PromptFormat]) -> list[EpisodeState]:
-    """The states of a batch's episodes, before their environments are reset."""
+def start_states(batch: Batch, formats: Mapping[str, PromptFormat], limits: Mapping[str, int]) -> list[EpisodeState]:
+    """The states of a batch's episodes, before their environments are reset. `limits`: agent -> context length."""
     rows = zip(batch.examples, batch.index.tolist(), strict=True)
-    return [EpisodeState(place, example, index, formats) for place, (example, index) in enumerate(rows)]
+    return [EpisodeState(place, example, index, formats, limits) for place, (example, index) in enumerate(rows)]
 
 
 def _split_into_waves(states: Sequence[EpisodeState], size: int | None) -> list[Sequence[EpisodeState]]:

@@ -129,14 +129,24 @@ class EnvironmentPool:
         if usable:
             self._idle.append(environment)
         else:
-            _close(environment)
+            close_environment(environment)
 
     def close(self) -> None:
         """Close all idle environments."""
         while self._idle:
-            _close(self._idle.pop())
+            close_environment(self._idle.pop())
 
 
-def _close(environment: Environment) -> None:
-    with suppress(Exception):  # an error of close() does not affect finished episodes
+def close_environment(environment: Environment) -> None:
+    """Close an environment; an exception has no effect on its finished episodes."""
+    with suppress(Exception, SystemExit):
         environment.close()
+
+
+@contextmanager
+def closing_environment(environment: Environment) -> Iterator[None]:
+    """Close an environment at the end of a block."""
+    try:
+        yield
+    finally:
+        close_environment(environment)
