@@ -301,6 +301,32 @@ def test_slow_environments_step_in_parallel(players: Players, streamed: bool) ->
     assert sorted(told) == (list(range(64)) if streamed else [])
 
 
+class OneIsSlow(Rounds):
+    """Row 1 waits in its first step until all others have ended, or for `patience_s`."""
+
+    others: threading.Barrier
+    patience_s = 10.0
+
+    def length(self, row: int) -> int:
+        return 3
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        step = super().step(actions)
+        if (step.terminated and self.row != 1) or (self.row == 1 and self.number == 1):
+            self.others.wait(self.patience_s)
+        return step
+
+
+def test_slow_environment_does_not_hold_the_batches_of_others(players: Players) -> None:
+    class Waiting(OneIsSlow):
+        others = threading.Barrier(4)
+
+    found = players.play(EnvironmentPool(Waiting, workers=4, batch_window_s=0.1), range(4))
+    for episode, wanted in zip(found, players.play(Long, range(4)), strict=True):
+        assert episode.failure is None
+        same(episode, wanted)
+
+
 @pytest.mark.parametrize("phase", ["reset", "step"])
 def test_preemption_abandons_busy_environments(players: Players, phase: str) -> None:
     over, closed_at_work = threading.Event(), []
