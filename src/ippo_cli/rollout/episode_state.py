@@ -12,7 +12,7 @@ from ippo_cli.rollout.generator import Request, SamplingStream
 from ippo_cli.tasks.conversation import Conversation, PromptFormat
 from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Step
 from ippo_cli.tasks.model_call import ModelCall
-from ippo_cli.tasks.observations import check_observations, check_step, cut_observation, describe_length
+from ippo_cli.tasks.observations import check_observations, check_step, check_text, cut_observation, describe_length
 from ippo_cli.types import Completion, Episode, Example, Turn
 
 TOO_LONG = "context_length_exceeded"  # OpenAI's code for messages without room for a response
@@ -69,7 +69,8 @@ class EpisodeState:
         observations = self.environment.reset(self.example, environment_seed(draws, self.index))
         check_observations(observations)
         self.observations = self._limit_observations(observations)
-        self.roles = {agent: str(role) for agent, role in getattr(self.environment, "roles", {}).items()}
+        roles = getattr(self.environment, "roles", {})
+        self.roles = {agent: check_text(str(role), f"the role of {agent}") for agent, role in roles.items()}
         if not self.observations:
             raise RuntimeError("the environment returns no observation at reset, so that no agent can act")
 
