@@ -21,11 +21,18 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from ippo_cli.processes.descendants import adopt_orphans, kill_descendants, request_signal_at_end_of_parent
+from ippo_cli.processes.descendants import (
+    adopt_orphans,
+    block_signals,
+    kill_descendants,
+    kill_group,
+    request_signal_at_end_of_parent,
+    wait_for_child,
+)
 
 HEADER = struct.Struct(">Q")
 MAX_FDS = 2
-POLL_S, SIGNAL_POLL_S = 0.01, 1.0
+POLL_S = 0.01
 END_TIMEOUT_S = 3.0
 """How long the programs may take to end with this process."""
 
@@ -120,8 +127,7 @@ class _Spawner:
         children of this process once their parent has ended. Does not return.
         """
         try:
-            awaited = {signal.SIGCHLD, signal.SIGTERM}
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+            mask = block_signals()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             request_signal_at_end_of_parent(signal.SIGTERM)
@@ -136,8 +142,8 @@ class _Spawner:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 self._run_program(message, report, output)
             os.close(output)
-            exit_code = _wait_for_end(program, awaited)
-            _kill_group(program)
+            exit_code = wait_for_child(program, self._process)
+            kill_group(program)
             kill_descendants()
             if exit_code is not None:
                 _write_exit(report, exit_code)
@@ -187,19 +193,6 @@ class _Spawner:
             time.sleep(POLL_S)
 
 
-def _wait_for_end(program: int, awaited: set[signal.Signals]) -> int | None:
-    """The exit code of a child, -n for a signal n; None if this process is asked to end it."""
-    while True:
-        received = signal.sigtimedwait(awaited, SIGNAL_POLL_S)
-        if received is not None and received.si_signo == signal.SIGTERM:
-            return None
-        ended, status = os.waitpid(-1, os.WNOHANG)
-        while ended:  # orphans of the program as well
-            if ended == program:
-                return os.waitstatus_to_exitcode(status)
-            ended, status = os.waitpid(-1, os.WNOHANG)
-
-
 def run_function(function: Any, message: dict[str, Any]) -> dict[str, Any]:
     """Call the user's function for one episode: `{"value": ...}` or `{"error": ...}`."""
     from ippo_cli.processes.child import seed_generators, to_builtins
@@ -236,12 +229,6 @@ def _write_exit(report: int, exit_code: int) -> None:
 def _send_signal(process: int, number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.kill(process, number)
-
-
-def _kill_group(process: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process, signal.SIGKILL)
-    _send_signal(process, signal.SIGKILL)  # it may not lead a group yet
 
 
 def raise_file_limit() -> None:
