@@ -39,9 +39,9 @@ def act(what, number):
         for _ in range(50):
             os.write(1, b"y" * 2**20)
     if what == "child":
-        return subprocess.Popen(["sleep", "3600"]).pid
+        return subprocess.Popen(["sleep", "3600"], start_new_session=True).pid
     if what == "hang with a child":
-        child = subprocess.Popen(["sleep", "3600"])
+        child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
         open(number, "w").write(str(child.pid))
         time.sleep(3600)
     if what == "pool":
@@ -105,7 +105,7 @@ def test_results_are_in_call_order(make: Make, capfd: pytest.CaptureFixture[str]
     assert 0 < len(capfd.readouterr().err) <= MAX_FORWARDED_BYTES, "only the first part of the output is forwarded"
 
 
-def test_timeout_kills_process_group(make: Make, tmp_path: Path) -> None:
+def test_timeout_kills_all_processes_of_the_call(make: Make, tmp_path: Path) -> None:
     processes = make(2, timeout_s=1.0)
     processes.call(calls("", ""))  # starts the processes before timing
     begun = time.monotonic()

@@ -141,6 +141,14 @@ class Failing(Rounds):
                 return Step(observations={"nobody": "bye"}, truncated=True)
             case 12:
                 sys.exit(0)
+            case 13:
+                return Step(observations={"low": "a\ud800", "high": "x"})
+            case 14:
+                return Step(observations=step.observations, rewards={"low": float("nan")})
+            case 15:
+                return Step(observations=step.observations, rewards={"low": 1e308})
+            case 16:
+                return Step(observations=step.observations, parts={f"speed{n}": 1.0 for n in range(200)})
         return step
 
 
@@ -162,13 +170,17 @@ FAILURES = {
     10: "could not convert string to float",
     11: "returns an observation for 'nobody'",
     12: "user code called exit(0)",
+    13: "the observation of low has an unpaired surrogate",
+    14: "returned nan as the reward of low",
+    15: "returned 1e+308 as the reward of low",
+    16: "returned 200 numbers to log; at most 100",
 }
 
 
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_environment_failure_fails_only_its_episode(players: Players, workers: int, streamed: bool) -> None:
-    rows, told = range(14), []
+    rows, told = range(18), []
     made: list[Failing] = []
     closed: list[Any] = []
 
@@ -178,6 +190,7 @@ def test_environment_failure_fails_only_its_episode(players: Players, workers: i
 
         def close(self) -> None:
             closed.append(self)
+            raise SystemExit("no such file")
 
     pool = EnvironmentPool(Noted, workers=workers)
     listen = (lambda places, _: told.extend(places)) if streamed else None
@@ -195,13 +208,13 @@ def test_environment_failure_fails_only_its_episode(players: Players, workers: i
         assert len(spoken) == (0 if row in (1, 3, 4) else 4)
     assert len(closed) == len(FAILURES), "a failed environment is not reused"
     assert len(pool._idle) == len(rows) - len(FAILURES)
-    assert sorted(told) == ([0, 13] if streamed else [])
+    assert sorted(told) == ([0, 17] if streamed else [])
 
 
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("limit", [1, 3, 20])
 def test_limited_environments_give_the_same_episodes(players: Players, workers: int, limit: int) -> None:
-    rows = range(14)
+    rows = range(18)
     lock, made, in_progress, most = threading.Lock(), [0], [0], [0]
 
     class Counted(Failing):
@@ -228,7 +241,7 @@ def test_limited_environments_give_the_same_episodes(players: Players, workers: 
         assert str(episode.failure) == str(wanted.failure)
     assert (most[0], in_progress[0]) == (min(limit, len(rows)), 0)
     assert made[0] <= limit + len(FAILURES)
-    assert sorted(told) == [0, 13]
+    assert sorted(told) == [0, 17]
 
 
 class Endless(Rounds):
@@ -286,6 +299,32 @@ def test_slow_environments_step_in_parallel(players: Players, streamed: bool) ->
     assert time.perf_counter() - began < 64 * Slow.seconds / 2
     assert len(found) == 64
     assert sorted(told) == (list(range(64)) if streamed else [])
+
+
+class OneIsSlow(Rounds):
+    """Row 1 waits in its first step until all others have ended, or for `patience_s`."""
+
+    others: threading.Barrier
+    patience_s = 10.0
+
+    def length(self, row: int) -> int:
+        return 3
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        step = super().step(actions)
+        if (step.terminated and self.row != 1) or (self.row == 1 and self.number == 1):
+            self.others.wait(self.patience_s)
+        return step
+
+
+def test_slow_environment_does_not_hold_the_batches_of_others(players: Players) -> None:
+    class Waiting(OneIsSlow):
+        others = threading.Barrier(4)
+
+    found = players.play(EnvironmentPool(Waiting, workers=4, batch_window_s=0.1), range(4))
+    for episode, wanted in zip(found, players.play(Long, range(4)), strict=True):
+        assert episode.failure is None
+        same(episode, wanted)
 
 
 @pytest.mark.parametrize("phase", ["reset", "step"])
@@ -447,6 +486,31 @@ def test_later_long_prompt_truncates_and_empty_prompt_fails() -> None:
     assert (len(empty.turns), empty.truncation) == (2, "")
     for one, final in ((silent, ["high"]), (wordy, [])):
         assert (one.truncation, one.failure, sorted(one.final)) == ("environment", None, final)
+
+
+class Enormous(Rounds):
+    """Row 1's first observation is enormous, row 2's second, row 3's last."""
+
+    def length(self, row: int) -> int:
+        return 3
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        step = super().step(actions)
+        last = {"low": "x" * (1 << 20), "high": "x"} if self.row == 3 else {}
+        return Step(observations=last, truncated=True) if step.terminated else step
+
+    def told(self) -> dict[str, str]:
+        return {"low": "x" * (1 << 20 if self.number == self.row - 1 else 2), "high": "x"}
+
+
+def test_enormous_observation_ends_its_episode_and_is_not_kept(players: Players) -> None:
+    plain, first, second, last = players.play(Enormous, range(4), workers=2)
+    assert (len(plain.turns), plain.truncation) == (6, "environment")
+    assert "prompt of more than 16384 tokens" in str(first.failure)
+    assert (len(second.turns), second.truncation, second.failure) == (2, "context", None)
+    assert (last.truncation, sorted(last.final)) == ("context", ["high"])
+    for episode in (second, last):
+        assert 512 < len(episode.last_observations["low"]) < 1 << 16
 
 
 class OneLeaves(Rounds):

@@ -38,6 +38,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_actor_tokenizer
 from ippo_cli.models.tiny import make_lesson_tokenizer, make_tiny_actor
 from ippo_cli.tasks.dry_run import SupportsActions
+from ippo_cli.tasks.environment import closing_environment
 from ippo_cli.tasks.task import Task, make_task_factory
 from ippo_cli.tasks.warm_start import play_lessons, take_examples, warm_start_template
 from ippo_cli.types import Lesson
@@ -84,10 +85,8 @@ def warm_start_lessons(
     # Few examples are replayed several times: the model must not memorise random answers.
     again = cycle(take_examples(task.train, RANDOM_EPISODES))
     examples = take_examples(task.train, limit) if scripted else islice(again, RANDOM_EPISODES)
-    try:
+    with closing_environment(environment):
         played = play_lessons(environment, agents, examples, config.seed)
-    finally:
-        environment.close()
     lessons = [lesson for name in names for lesson in played[name]]
     if config.rollout.context is ContextMode.last_only:
         return [[turn] for lesson in lessons for turn in lesson]

@@ -90,11 +90,13 @@ def _chat_with_agent(
 ) -> None:
     """Chat with one agent, which receives the whole conversation in each turn."""
     name = policy.name
-    rollout = replace(
-        config.rollout, context=ContextMode.retokenize
-    )  # no training, so that chat templates may rewrite earlier turns
-    prompt_format = prompt_formats(config.task, rollout, {name: policy.tokenizer})[name]
     generator = _build_generator(config, {name: policy})
+    rollout = replace(
+        config.rollout,
+        context=ContextMode.retokenize,  # no training, so that chat templates may rewrite earlier turns
+        max_prompt_tokens=generator.context_limit(name),
+    )
+    prompt_format = prompt_formats(config.task, rollout, {name: policy.tokenizer})[name]
     template = config.task.agents[name]
     fields = [] if settings.raw else example_fields(template, f"task.agents.{name}")
     turns = 0

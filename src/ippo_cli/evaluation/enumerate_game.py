@@ -147,7 +147,7 @@ class GameEnumerator:
         rollout = self.exam.config.rollout
         limits = {name: context_limit(policy.model_config, rollout) for name, policy in self.policies.items()}
         draws = SamplingStream(seed=self.exam.config.evaluation.seed, purpose="evaluation")
-        (state,) = start_states(Batch(examples=[example], index=torch.tensor([index])), self.formats)
+        (state,) = start_states(Batch(examples=[example], index=torch.tensor([index])), self.formats, limits)
         state.reset(self.exam.environments, draws)
         update_prompts([state], self.formats, limits)
         for answers in path:

@@ -12,14 +12,11 @@ import pickle
 import random
 import struct
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, BinaryIO
 
 LENGTH_HEADER = struct.Struct(">Q")
-PARENT_POLL_S = 1.0
 
 
 def main(requests: BinaryIO, answers: BinaryIO) -> None:
@@ -103,20 +100,12 @@ def pack_message(message: Any) -> bytes:
     return LENGTH_HEADER.pack(len(body)) + body
 
 
-def exit_with_parent(parent: int) -> None:
-    """Kill this process group once the parent process has exited, also during a call."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_POLL_S)
-        os.killpg(0, 9)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
 if __name__ == "__main__":
-    exit_with_parent(int(sys.argv[3]))
+    from ippo_cli.processes.descendants import fork_guarded
+
+    requests, answers = int(sys.argv[1]), int(sys.argv[2])
+    fork_guarded(int(sys.argv[3]), [requests, answers])
     try:
-        main(os.fdopen(int(sys.argv[1]), "rb"), os.fdopen(int(sys.argv[2]), "wb"))
+        main(os.fdopen(requests, "rb"), os.fdopen(answers, "wb"))
     finally:
-        os.killpg(0, 9)  # also ends processes that the function started
+        os.killpg(0, 9)  # threads of the function as well

@@ -23,6 +23,8 @@ from ippo_cli.processes.child import LENGTH_HEADER, pack_message
 CHILD_SCRIPT = str(child_program.__file__)
 START_TIMEOUT_S = 120.0
 """Timeout for starting a process and importing its function."""
+KILL_TIMEOUT_S = 10.0
+"""Timeout for killing a process with those that it has started."""
 MAX_FORWARDED_BYTES = 2**16
 """Output of the processes that is forwarded to stderr, per batch of calls."""
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -206,8 +208,10 @@ class _Child:
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.terminate()  # it kills what the function has started
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILL_TIMEOUT_S)
+        self._process.kill()
         self._process.wait()
         for number in (self._requests, self.answers):
             os.close(number)

@@ -41,7 +41,8 @@ class BackgroundCollection:
     ) -> None:
         """`iteration`: number of updates before the current weights."""
         self._environments, self._generator, self._agents = environments, generator, list(formats)
-        self._states = start_states(batch, formats)
+        limits = {agent: generator.context_limit(agent) for agent in formats}
+        self._states = start_states(batch, formats, limits)
         self._is_abandoned = threading.Event()
         self._num_finished = 0
         self._error: BaseException | None = None
@@ -51,7 +52,6 @@ class BackgroundCollection:
         self._iterations: dict[str, dict[int, int]] = {agent: {} for agent in formats}
         generator.start_collection()
         self._label_weights(iteration)
-        limits = {agent: generator.context_limit(agent) for agent in formats}
         work = partial(
             play_independently, self._states, environments, formats, limits, generator, draws, self._poll, self._report
         )

@@ -48,9 +48,9 @@ def collect(
     others continue: after each step; for environments with one worker, which answer immediately, also during decoding,
     because each of them steps as soon as its agents have acted.
     """
-    states = start_states(batch, formats)
-    streaming = None if on_episodes is None else _EpisodeStream(on_episodes, environments)
     limits = {agent: generator.context_limit(agent) for agent in formats}
+    states = start_states(batch, formats, limits)
+    streaming = None if on_episodes is None else _EpisodeStream(on_episodes, environments)
     try:
         generator.start_collection()
         if isinstance(generator, StreamingGenerator):
@@ -69,10 +69,10 @@ def collect(
     return [state.to_episode() for state in states]
 
 
-def start_states(batch: Batch, formats: Mapping[str, PromptFormat]) -> list[EpisodeState]:
-    """The states of a batch's episodes, before their environments are reset."""
+def start_states(batch: Batch, formats: Mapping[str, PromptFormat], limits: Mapping[str, int]) -> list[EpisodeState]:
+    """The states of a batch's episodes, before their environments are reset. `limits`: agent -> context length."""
     rows = zip(batch.examples, batch.index.tolist(), strict=True)
-    return [EpisodeState(place, example, index, formats) for place, (example, index) in enumerate(rows)]
+    return [EpisodeState(place, example, index, formats, limits) for place, (example, index) in enumerate(rows)]
 
 
 def _split_into_waves(states: Sequence[EpisodeState], size: int | None) -> list[Sequence[EpisodeState]]:
@@ -95,33 +95,79 @@ def _play_in_turns(
 ) -> None:
     """Repeat: every agent's pending requests in one batch, then one step of every environment. Collective."""
     early = streaming if environments.workers == 1 else None  # a slow environment would block decoding
-    with distributed.synchronize_errors():
-        with environments.measure_time():
-            map_in_threads(states, lambda state: state.reset(environments, draws), environments.workers, poll)
-        update_prompts(states, formats, limits)
-    while distributed.any_rank(any(state.is_waiting for state in states)):
-        for agents in generator.batch_groups(formats):
-            pending = [(state, agent) for agent in agents for state in states if agent in state.pending_agents]
-            if not distributed.any_rank(bool(pending)):
-                continue
-            requests = [state.request(agent) for state, agent in pending]
-            listen = None if early is None else partial(early.add_completions, pending)
-            completions = generator.generate(agents, requests, draws, on_finished=listen)
-            for (state, agent), completion in zip(pending, completions, strict=True):
-                state.add_completion(agent, completion)
+    work = _EnvironmentSteps(environments, poll)
+    try:
         with distributed.synchronize_errors():
-            if streaming is not None and streaming.config_error is not None:
-                raise streaming.config_error
-            with environments.measure_time():
-                map_in_threads(
-                    [state for state in states if state.has_all_actions],
-                    EpisodeState.step,
-                    environments.workers,
-                    poll,
-                )
-            update_prompts(states, formats, limits)
-            if streaming is not None:
-                streaming.emit_finished(states)
+            work.run(states, lambda state: state.reset(environments, draws))
+            update_prompts(work.idle(states), formats, limits)
+        while distributed.any_rank(work.is_busy or any(state.is_waiting for state in states)):
+            for agents in generator.batch_groups(formats):
+                pending = [(state, agent) for agent in agents for state in states if agent in state.pending_agents]
+                if not distributed.any_rank(bool(pending)):
+                    continue
+                requests = [state.request(agent) for state, agent in pending]
+                listen = None if early is None else partial(early.add_completions, pending)
+                completions = generator.generate(agents, requests, draws, on_finished=listen)
+                for (state, agent), completion in zip(pending, completions, strict=True):
+                    state.add_completion(agent, completion)
+            with distributed.synchronize_errors():
+                if streaming is not None and streaming.config_error is not None:
+                    raise streaming.config_error
+                work.run([state for state in work.idle(states) if state.has_all_actions], EpisodeState.step)
+                update_prompts(work.idle(states), formats, limits)
+                if streaming is not None:
+                    streaming.emit_finished(work.idle(states))
+    finally:
+        work.close()
+
+
+class _EnvironmentSteps:
+    """Steps of environments between two batches.
+
+    A batch waits for all environments, or, if the pool has a `batch_window_s`, until none has returned for this time:
+    a later batch has the others. Environments that return sooner are always in one batch, on which the rounding of
+    log-probabilities depends.
+    """
+
+    def __init__(self, environments: EnvironmentPool, poll: Callable[[], None] | None) -> None:
+        self._environments, self._poll = environments, poll
+        self._threads: TaskThreads[EpisodeState] = TaskThreads(environments.workers)
+        self._busy: set[int] = set()  # positions
+        self._window_s = environments.batch_window_s if environments.workers > 1 else None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether environments have not returned yet."""
+        return bool(self._busy)
+
+    def idle(self, states: Sequence[EpisodeState]) -> list[EpisodeState]:
+        """The states with environments that have returned."""
+        return [state for state in states if state.place not in self._busy]
+
+    def run(self, states: Sequence[EpisodeState], work: Callable[[EpisodeState], None]) -> None:
+        """Call `work` for these states, and wait for them and for those that are still busy."""
+        with self._environments.measure_time():
+            if self._window_s is None:
+                map_in_threads(states, work, self._environments.workers, self._poll)
+                return
+            for state in states:
+                self._busy.add(state.place)
+                self._threads.submit(state, partial(work, state))
+            self._wait(self._window_s)
+
+    def _wait(self, window_s: float) -> None:
+        """Wait until all environments have returned, or none has for `window_s`."""
+        since = time.monotonic()
+        while self._busy and time.monotonic() < since + window_s:
+            if returned := self._threads.take_finished(wait=True):
+                since = time.monotonic()
+                self._busy -= {state.place for state in returned}
+            if self._poll is not None:
+                self._poll()
+
+    def close(self) -> None:
+        """End the threads, busy ones after their step."""
+        self._threads.close()
 
 
 def play_independently(

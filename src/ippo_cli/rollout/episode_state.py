@@ -12,6 +12,7 @@ from ippo_cli.rollout.generator import Request, SamplingStream
 from ippo_cli.tasks.conversation import Conversation, PromptFormat
 from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Step
 from ippo_cli.tasks.model_call import ModelCall
+from ippo_cli.tasks.observations import check_observations, check_step, check_text, cut_observation, describe_length
 from ippo_cli.types import Completion, Episode, Example, Turn
 
 TOO_LONG = "context_length_exceeded"  # OpenAI's code for messages without room for a response
@@ -27,6 +28,7 @@ class EpisodeState:
     example: Example
     index: int
     formats: Mapping[str, PromptFormat]  # of the agents that may receive observations
+    limits: Mapping[str, int]  # exclusive limits on the tokens of their prompts
     environment: Environment | None = None
     conversations: dict[str, Conversation] = field(default_factory=dict)
     observations: Mapping[str, str] = field(default_factory=dict)  # observations that are in no prompt yet
@@ -64,10 +66,11 @@ class EpisodeState:
 
     def _reset(self, environments: EnvironmentPool, draws: SamplingStream) -> None:
         self.environment = environments.acquire()
-        self.observations = self._check_observations(
-            self.environment.reset(self.example, environment_seed(draws, self.index))
-        )
-        self.roles = {agent: str(role) for agent, role in getattr(self.environment, "roles", {}).items()}
+        observations = self.environment.reset(self.example, environment_seed(draws, self.index))
+        check_observations(observations)
+        self.observations = self._limit_observations(observations)
+        roles = getattr(self.environment, "roles", {})
+        self.roles = {agent: check_text(str(role), f"the role of {agent}") for agent, role in roles.items()}
         if not self.observations:
             raise RuntimeError("the environment returns no observation at reset, so that no agent can act")
 
@@ -109,10 +112,11 @@ class EpisodeState:
         assert self.environment is not None
         actions, self.actions = self.actions, {}
         step = self.environment.step(actions)
-        observations = self._check_observations(step.observations)
+        check_step(step)
+        observations = self._limit_observations(step.observations)
         self.rewards.append({agent: float(number) for agent, number in step.rewards.items()})
         self.parts |= step.parts
-        self.last_step = step
+        self.last_step = step.with_observations(observations)
         self.ended |= step.ended
         if step.terminated or step.truncated:
             # Only truncated agents read final observations: their state needs a bootstrap value.
@@ -147,7 +151,7 @@ class EpisodeState:
                 if conversation.error:
                     self.actions[agent] = Action("", refusal=conversation.error)
                 else:
-                    conversation.error = _describe_length(len(prompts[agent]), room[agent])
+                    conversation.error = describe_length(len(prompts[agent]), room[agent])
                     self.actions[agent] = Action("", refusal=conversation.error, refusal_code=TOO_LONG)
                 del prompts[agent], fits[agent]
         if not self.is_over and not all(fits.values()):
@@ -193,23 +197,16 @@ class EpisodeState:
         finally:
             self.is_busy = False
 
-    def _check_observations(self, observations: Mapping[str, str]) -> dict[str, str]:
-        for agent, text in observations.items():
+    def _limit_observations(self, observations: Mapping[str, str]) -> dict[str, str]:
+        for agent in observations:
             if agent not in self.formats:
                 raise ValueError(
                     f"the environment returns an observation for {agent!r}; agents are {' '.join(self.formats)}"
                 )
-            if not isinstance(text, str):
-                raise TypeError(
-                    f"the environment returned {text!r:.60} as the observation of {agent}; it must be a string"
-                )
-        return dict(observations)
-
-
-def _describe_length(tokens: int, room: int) -> str:
-    if not tokens:
-        return "the messages have no token"
-    return f"the messages have {tokens} tokens, and the context has {room - 1} before the response"
+        return {
+            agent: cut_observation(text, self.formats[agent].tokenizer, self.limits[agent])
+            for agent, text in observations.items()
+        }
 
 
 def environment_seed(draws: SamplingStream, index: int) -> int:

@@ -16,6 +16,7 @@ from ippo_cli.config.schema import DataConfig, RolloutConfig, TaskConfig
 from ippo_cli.tasks.control_tokens import ControlTokens
 from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import Message, MessagesText
+from ippo_cli.tasks.observations import cut_observation, describe_num_tokens
 from ippo_cli.tasks.prompt_bridges import find_bridge, find_bridge_after
 from ippo_cli.tasks.tools.formats import ParsedResponse
 from ippo_cli.tasks.tools.load import load_agent_tools
@@ -256,10 +257,11 @@ class PromptFormat:
     def check_length(self, text: str, length: int, context: int, place: str = ",") -> None:
         """Raise `ConfigError` for a first prompt that is empty, too long, or leaves no room for a response."""
         setting, prompt = f"rollout.max_prompt_tokens={self.max_prompt_tokens}", f"agent {self.agent}'s prompt"
+        number = describe_num_tokens(length, self.max_prompt_tokens)
         if not 0 < length <= self.max_prompt_tokens:
             raise ConfigError(
                 setting,
-                f"does not allow {prompt} of {length} tokens{place} {self.control.unguard(text)[:60]!r}",
+                f"does not allow {prompt} of {number} tokens{place} {self.control.unguard(text)[:60]!r}",
                 "raise it, or shorten the prompts" if length else "prompts must have at least one token",
             )
         if length >= context:
@@ -305,6 +307,7 @@ class PromptFormat:
         return [(row, text, length) for (row, text), length in zip(suspects, map(len, ids), strict=True)]
 
     def _first_messages(self, observation: str) -> list[Message]:
+        observation = cut_observation(observation, self.tokenizer, self.max_prompt_tokens)
         system = [] if self.system is None else [{"role": "system", "content": self.control.guard(self.system)}]
         if not isinstance(observation, MessagesText):
             return [*system, self._user_message(observation)]

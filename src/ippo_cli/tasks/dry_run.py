@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from ippo_cli.config.errors import IppoError
-from ippo_cli.tasks.environment import Action, Environment, InvalidReturn
+from ippo_cli.tasks.environment import Action, Environment, InvalidReturn, closing_environment
+from ippo_cli.tasks.observations import check_observations, check_step
 from ippo_cli.types import Example
 from ippo_cli.user_code.errors import format_user_error
 
+MAX_CHARACTERS = 1 << 20  # of an observation that a dry run shows
 PLACEHOLDER = "(answer of {agent})"  # the answer of an agent without known legal actions
 
 
@@ -50,8 +51,10 @@ def run_dry_episode(environment: Environment, example: Example, seed: int, max_t
     rng, result = random.Random(f"dry run {seed}"), DryRun()
     has_placeholder = False  # a placeholder may be an invalid answer
     try:
-        with closing(environment):
-            result.first_observations = observations = environment.reset(example, seed)
+        with closing_environment(environment):
+            observations = environment.reset(example, seed)
+            check_observations(observations)
+            result.first_observations = observations
             while observations and len(result.turns) < max_turns:
                 legal_actions = environment.actions() if isinstance(environment, SupportsActions) else {}
                 answers = {
@@ -59,8 +62,9 @@ def run_dry_episode(environment: Environment, example: Example, seed: int, max_t
                     for name in observations
                 }
                 has_placeholder = has_placeholder or not all(legal_actions.get(name) for name in observations)
-                result.turns += [(name, text, answers[name]) for name, text in observations.items()]
+                result.turns += [(name, text[:MAX_CHARACTERS], answers[name]) for name, text in observations.items()]
                 step = environment.step({name: Action(text) for name, text in answers.items()})
+                check_step(step)
                 observations = step.observations
                 if step.terminated or step.truncated:
                     result.outcome = "terminated" if step.terminated else "truncated by the environment"

@@ -97,15 +97,22 @@ class EnvironmentPool:
     """A thread-safe pool of one task's environments, created on demand and reused across episodes.
 
     `workers` environments may be stepped in parallel, and at most `max_environments` (None: any number) have an episode
-    in progress. `seconds` accumulates the time spent inside `measure_time`.
+    in progress. A batch does not wait for environments that have not returned for `batch_window_s` (None: it does).
+    `seconds` accumulates the time spent inside `measure_time`.
     """
 
     def __init__(
-        self, make: Callable[[], Environment], *, workers: int = 1, max_environments: int | None = None
+        self,
+        make: Callable[[], Environment],
+        *,
+        workers: int = 1,
+        max_environments: int | None = None,
+        batch_window_s: float | None = None,
     ) -> None:
         self._make = make
         self._idle: deque[Environment] = deque()
         self.workers, self.max_environments = workers, max_environments
+        self.batch_window_s = batch_window_s
         self.seconds = 0.0
 
     @contextmanager
@@ -129,14 +136,24 @@ class EnvironmentPool:
         if usable:
             self._idle.append(environment)
         else:
-            _close(environment)
+            close_environment(environment)
 
     def close(self) -> None:
         """Close all idle environments."""
         while self._idle:
-            _close(self._idle.pop())
+            close_environment(self._idle.pop())
 
 
-def _close(environment: Environment) -> None:
-    with suppress(Exception):  # an error of close() does not affect finished episodes
+def close_environment(environment: Environment) -> None:
+    """Close an environment; an exception has no effect on its finished episodes."""
+    with suppress(Exception, SystemExit):
         environment.close()
+
+
+@contextmanager
+def closing_environment(environment: Environment) -> Iterator[None]:
+    """Close an environment at the end of a block."""
+    try:
+        yield
+    finally:
+        close_environment(environment)

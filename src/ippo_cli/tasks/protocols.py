@@ -13,7 +13,7 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import PROTOCOLS, ConversationConfig, PromptConfig
-from ippo_cli.tasks.environment import Action, Environment, InvalidReturn, Step
+from ippo_cli.tasks.environment import Action, Environment, InvalidReturn, Step, close_environment
 from ippo_cli.tasks.templates import (
     CONVERSATION_FIELDS,
     LAST_PREFIX,
@@ -216,7 +216,7 @@ class UserProtocol:
         self.instance: Any = None
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
-        self.close()
+        close_environment(self)  # an exception belongs to the episode before
         self.truncated_agents: set[str] = set()
         own = dict(example)  # user code may change its copy
         if inspect.isclass(self.factory):

@@ -34,6 +34,8 @@ from ippo_cli.types import Example
 
 MAX_DRY_RUN_TURNS = 100  # limit of a dry run: a protocol may wait for a specific message
 MAX_ENVIRONMENT_TURNS = 3  # limit of a dry run of an environment, which may be slow
+BATCH_WINDOW_S = 2.0
+"""Calls of programs wait for those of others, which make larger batches, until none has come for this time."""
 NUM_TRIED_EXAMPLES = 3  # dry runs of an environment that may fail sometimes
 
 
@@ -180,6 +182,7 @@ def make_environment_pool(config: TaskConfig) -> EnvironmentPool:
         make_task_factory(config),
         workers=_num_workers(config),
         max_environments=_max_environments(config),
+        batch_window_s=BATCH_WINDOW_S if isinstance(config, ProgramConfig) else None,
     )
 
 

@@ -14,10 +14,12 @@ from ippo_cli.config.errors import IppoError
 from ippo_cli.config.schema import PromptConfig
 from ippo_cli.tasks.dry_run import SupportsActions
 from ippo_cli.tasks.environment import Action, Environment
+from ippo_cli.tasks.observations import check_observations, check_step
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example, Lesson
 
 MAX_EPISODE_STEPS = 64  # per episode, which may be unlimited; exceeds what a lesson can hold
+MAX_CHARACTERS = 1 << 16  # of an observation; far more than a local model reads
 MAX_STEPS = 1 << 16  # over all episodes, so that endless episodes use fewer examples
 
 
@@ -52,7 +54,10 @@ def _play_episode(
     """Play one episode; returns (observation, answer) pairs by agent."""
     turns: dict[str, list[tuple[str, str]]] = {}
     observations = environment.reset(example, rng.getrandbits(31))
+    check_observations(observations)
     for _ in range(MAX_EPISODE_STEPS):
+        if any(len(text) > MAX_CHARACTERS for text in observations.values()):
+            break
         legal = environment.actions() if isinstance(environment, SupportsActions) else {}
         answers = {name: _choose_answer(name, agents[name], example, legal.get(name, ()), rng) for name in observations}
         if all(answer is None for answer in answers.values()):
@@ -61,6 +66,7 @@ def _play_episode(
             if answer is not None:
                 turns.setdefault(name, []).append((observations[name], answer))
         step = environment.step({name: Action(text=answer or "") for name, answer in answers.items()})
+        check_step(step)
         if step.terminated or step.truncated:
             break
         observations = step.observations

@@ -1,7 +1,8 @@
 """A server of a guessing game with OpenEnv's protocol: of the package `openenv`, or by itself, with the same messages.
 
 `python guess_server.py [--package] [--port N] [--max-sessions N]` prints its port. Some messages to the game are
-requests for trouble: `sleep SECONDS`, `crash`, and of the server without the package `garbage`, `nan` and `drop`.
+requests for trouble: `sleep SECONDS`, `crash`, and of the server without the package `garbage`, `nan`, `undecided`,
+`twice` and `drop`.
 """
 
 from __future__ import annotations
@@ -152,6 +153,10 @@ def serve_messages(listener: socket.socket, max_sessions: int) -> None:
                 return "<html>"
             if data["message"] == "nan":
                 return observation({"hint": "", "reward": float("nan")})
+            if data["message"] == "undecided":
+                return observation({"hint": "", "done": "no"})
+            if data["message"] == "twice":
+                connection.send(observation(game.step("")))
             return observation(game.step(data["message"]))
         except ValueError as failure:
             return error("EXECUTION_ERROR", str(failure))

@@ -185,6 +185,7 @@ def test_episode_that_is_over_after_reset_fails(server: GuessServer) -> None:
     [
         ("garbage", "not a message of OpenEnv: '<html>'"),
         ("nan", "the reward is not a finite number: nan"),
+        ("undecided", "done is not true or false: 'no'"),
         ("drop", "the connection was closed"),
     ],
 )
@@ -194,6 +195,18 @@ def test_unusable_answers_fail_the_episode(text: str, message: str) -> None:
         world.reset(row(3), 0)
         with pytest.raises(ServerError, match=message):
             act(world, solo=text)
+        assert world.reset(row(3), 0) == {"solo": "?"}
+        world.close()
+
+
+def test_two_answers_to_one_action_fail_the_episode() -> None:
+    with run_server() as server:
+        world = make(openenv(server.url))
+        world.reset(row(3), 0)
+        act(world, solo="twice")
+        time.sleep(0.2)  # until the second answer is there
+        with pytest.raises(ServerError, match="two answers to one request"):
+            act(world, solo="1")
         assert world.reset(row(3), 0) == {"solo": "?"}
         world.close()
 

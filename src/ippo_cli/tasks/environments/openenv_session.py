@@ -176,9 +176,12 @@ class OpenEnvSession:
             self.server.disconnect(connection, wait=wait)
 
     def _request(self, message: Mapping[str, Any]) -> Reply:
+        is_open = self._connection is not None
         self._connection = connection = self._connection or self.server.connect()
         url = self.server.url
         with suppress(ConnectionClosed):  # a refused session has sent its error before
+            if is_open:
+                self._check_no_answer_waits(connection)
             connection.send(json.dumps(message))
         try:
             answer = connection.recv(timeout=self.server.timeout_s)
@@ -192,6 +195,13 @@ class OpenEnvSession:
             raise ConnectionLost(f"{url}: the connection was closed ({error})") from error
         return self._read(answer)
 
+    def _check_no_answer_waits(self, connection: ClientConnection) -> None:
+        """Raise `ConnectionLost` for a second answer to a request: it would be taken for that of the next one."""
+        with suppress(TimeoutError):
+            connection.recv(timeout=0)
+            self.close()
+            raise ConnectionLost(f"{self.server.url}: two answers to one request")
+
     def _read(self, answer: str | bytes) -> Reply:
         url = self.server.url
         try:
@@ -202,6 +212,8 @@ class OpenEnvSession:
             observation, reward, metadata = data["observation"], data.get("reward"), data.get("metadata")
             if kind != "observation" or not isinstance(observation, dict):
                 raise ValueError
+            if not isinstance(data.get("done"), bool | int | None):
+                raise ServerError(f"{url}: done is not true or false: {data['done']!r:.40}")
             if not (reward is None or (isinstance(reward, int | float) and math.isfinite(reward))):
                 raise ServerError(f"{url}: the reward is not a finite number: {reward!r:.40}")
         except (ValueError, TypeError, KeyError, AttributeError):

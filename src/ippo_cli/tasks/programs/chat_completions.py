@@ -13,6 +13,7 @@ from typing import Any
 
 from ippo_cli.tasks.environment import Action
 from ippo_cli.tasks.model_call import ChatMessage, ModelCall
+from ippo_cli.tasks.observations import check_text
 from ippo_cli.tasks.tools.formats import chat_template_text, decode_with_markers, detect_tool_format, parse_tool_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -31,6 +32,7 @@ UNCONSTRAINED = {"tool_choice": ("auto", "none"), "response_format": ("text",)}
 """Values without constraints on responses. Others have no effect, for the same reason: agent frameworks check responses
 themselves, and ask again."""
 MAX_STOP_STRINGS = 16
+MAX_MESSAGES = 10_000
 MAX_TOKENS = 1 << 30  # larger limits have no effect
 
 
@@ -117,6 +119,8 @@ def parse_messages(messages: Any) -> list[ChatMessage]:
     """The messages with text as content. Raises `RequestError`."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RequestError("messages must be a list with at least one message")
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(f"messages must be at most {MAX_MESSAGES}, not {len(messages)}")
     return [_parse_message(message) for message in messages]
 
 
@@ -150,10 +154,9 @@ def _parse_content(content: Any, role: str) -> str:
 
 def _check_text(text: str) -> str:
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError("a text has an unpaired surrogate, which no tokenizer encodes") from error
-    return text
+        return check_text(text, "a text")
+    except ValueError as error:
+        raise RequestError(str(error)) from error
 
 
 def _parse_tool_call(call: Any) -> dict[str, Any]:

@@ -17,11 +17,24 @@ import signal
 import socket
 import struct
 import sys
+import time
 from contextlib import suppress
 from typing import Any
 
+from ippo_cli.processes.descendants import (
+    adopt_orphans,
+    block_signals,
+    kill_descendants,
+    kill_group,
+    request_signal_at_end_of_parent,
+    wait_for_child,
+)
+
 HEADER = struct.Struct(">Q")
 MAX_FDS = 2
+POLL_S = 0.01
+END_TIMEOUT_S = 3.0
+"""How long the programs may take to end with this process."""
 
 
 def main(connection: socket.socket) -> None:
@@ -57,7 +70,9 @@ class _Spawner:
 
     def __init__(self, connection: socket.socket, function: Any) -> None:
         self._connection, self._function = connection, function
-        self._reports: dict[int, int] = {}  # process -> file descriptor
+        self._reports: dict[int, int] = {}  # process that guards a program -> file descriptor
+        self._process = os.getpid()
+        adopt_orphans()
         self._wakeup, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         os.set_blocking(self._wakeup, False)
@@ -82,12 +97,14 @@ class _Spawner:
                     self._handle(*received)
         finally:
             for process in self._reports:
-                _kill_group(process)
+                _send_signal(process, signal.SIGTERM)
+            self._wait_for_ends()
+            kill_descendants()  # what the user's module has started
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         if "kill" in message:
             if message["kill"] in self._reports:
-                _kill_group(message["kill"])
+                _send_signal(message["kill"], signal.SIGTERM)
             return
         try:
             report, output = fds  # fewer if this process has too many open files
@@ -98,21 +115,49 @@ class _Spawner:
             send_message(self._connection, {"error": f"no process can be started: {error}"})
             return
         if process == 0:
-            self._run_child(message, report, output)
+            self._guard_program(message, report, output)
         self._reports[process] = report
         os.close(output)
         send_message(self._connection, {"process": process})
 
-    def _run_child(self, message: dict[str, Any], report: int, output: int) -> None:
-        """Run a program in this process, which has just been forked. Does not return."""
-        status = 1
+    def _guard_program(self, message: dict[str, Any], report: int, output: int) -> None:
+        """Run a program as the child of this process, which has just been forked, and report its end.
+
+        Then, or after SIGTERM, ends all processes that the program has started: those in sessions of their own are
+        children of this process once their parent has ended. Does not return.
+        """
         try:
-            os.setsid()
+            mask = block_signals()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            request_signal_at_end_of_parent(signal.SIGTERM)
+            adopt_orphans()
             self._connection.close()
             for other in self._reports.values():
                 os.close(other)
+            if os.getppid() != self._process:  # it ended before the request
+                return
+            program = os.fork()
+            if program == 0:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                self._run_program(message, report, output)
+            os.close(output)
+            exit_code = wait_for_child(program, self._process)
+            kill_group(program)
+            kill_descendants()
+            if exit_code is not None:
+                _write_exit(report, exit_code)
+        except OSError as error:
+            _write_line(report, {"error": f"no process can be started: {error}"})
+        finally:
+            os._exit(0)
+
+    def _run_program(self, message: dict[str, Any], report: int, output: int) -> None:
+        """Run a program in this process, which has just been forked. Does not return."""
+        status = 1
+        try:
+            request_signal_at_end_of_parent(signal.SIGKILL)
+            os.setsid()
             nothing = os.open(os.devnull, os.O_RDONLY)
             for target, source in enumerate((nothing, output, output)):
                 os.dup2(source, target)
@@ -132,17 +177,20 @@ class _Spawner:
             os._exit(status)
 
     def _reap(self) -> None:
-        """Report the ends of programs, and end the processes that they have started."""
+        """Close the reports of programs that have ended."""
         for process in list(self._reports):
-            if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                continue
-            _kill_group(process)  # before the process number can be used again
-            _, status = os.waitpid(process, 0)
-            report = self._reports.pop(process)
-            with suppress(BrokenPipeError):
-                os.write(report, b"\n")  # the program may have ended within a line
-            _write_line(report, {"exit": os.waitstatus_to_exitcode(status)})
-            os.close(report)
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                report = self._reports.pop(process)
+                if status:  # the process that guards the program was killed
+                    _write_exit(report, os.waitstatus_to_exitcode(status))
+                os.close(report)
+
+    def _wait_for_ends(self) -> None:
+        end = time.monotonic() + END_TIMEOUT_S
+        while self._reports and time.monotonic() < end:
+            self._reap()
+            time.sleep(POLL_S)
 
 
 def run_function(function: Any, message: dict[str, Any]) -> dict[str, Any]:
@@ -172,11 +220,15 @@ def _write_line(fd: int, message: dict[str, Any]) -> None:
             data = data[os.write(fd, data) :]
 
 
-def _kill_group(process: int) -> None:
+def _write_exit(report: int, exit_code: int) -> None:
+    with suppress(BrokenPipeError):
+        os.write(report, b"\n")  # the program may have ended within a line
+    _write_line(report, {"exit": exit_code})
+
+
+def _send_signal(process: int, number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process, signal.SIGKILL)
-    with suppress(ProcessLookupError, PermissionError):  # it may not lead a group yet
-        os.kill(process, signal.SIGKILL)
+        os.kill(process, number)
 
 
 def raise_file_limit() -> None:
