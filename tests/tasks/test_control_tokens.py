@@ -149,3 +149,67 @@ def test_content_without_spellings_has_usual_ids() -> None:
         control = ControlTokens(tokenizer)
         for text in ("hi", " hi  there\n", "<b>é</b>", "", "[INS"):
             assert control.token_ids([control.guard(text)]) == tokenizer([text], add_special_tokens=False).input_ids
+
+
+PLANES = [*range(0x20, 0xD800), *range(0xE000, 0x10000), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
+ICON = "\U000f0001"
+BYTE_LEVEL = [name for name, made in TOKENIZERS.items() if ICON in made.decode(made(ICON).input_ids)]
+
+
+@pytest.mark.parametrize("name", BYTE_LEVEL)
+def test_no_character_of_content_is_read_as_a_control_token(name: str) -> None:
+    """Every code point of the basic plane and of the private-use planes, as content, as a literal and in a response."""
+    tokenizer = TOKENIZERS[name]
+    control = ControlTokens(tokenizer, "<|im_start|>user")
+    special = set(tokenizer.all_special_ids)
+    for begin in range(0, len(PLANES), 8192):
+        text = "".join(map(chr, PLANES[begin : begin + 8192]))
+        expected = tokenizer(text, add_special_tokens=False).input_ids
+        for written in (control.guard(text), control.escape(text)):
+            assert control.unguard(written) == text
+            assert not control.has_guarded(written)
+            assert control.token_ids([written]) == [expected]
+        assert not special & set(expected)
+
+
+@pytest.mark.parametrize("name", BYTE_LEVEL)
+def test_guards_of_content_beside_control_tokens(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    control = ControlTokens(tokenizer, "<|im_start|>user")
+    spelled, special = control.spellings[0], set(tokenizer.all_special_ids)
+    for character in map(chr, range(0xF0000, 0xF0040)):
+        text = f"{character}{spelled}{character}{character}"
+        guarded = control.guard(text)
+        assert control.unguard(guarded) == text
+        [ids] = control.token_ids([guarded])
+        assert not special & set(ids)
+        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+        [ids] = control.token_ids([control.escape(text)])
+        assert len(special & set(ids)) == 1
+
+
+def test_guards_avoid_the_characters_of_the_chat_template() -> None:
+    tokenizer = tokenizer_of(FAMILIES["chatml"])
+    tokenizer.chat_template = "\U000f0001" + CHATML
+    control = ControlTokens(tokenizer, "")
+    assert control.token_ids(["\U000f0001"]) == tokenizer(["\U000f0001"], add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize("character", ["\U000f0000", "\U000f0001", "\U000f0002"])
+def test_private_use_characters_in_rows_responses_and_literals(character: str) -> None:
+    tokenizer = TOKENIZERS["chatml"]
+    for chat in (True, False):
+        prompts = PromptFormat("solo", tokenizer, chat_template=chat, max_prompt_tokens=400, context_mode="retokenize")
+        [conversation] = prompts.start_conversations([f"icon {character}"])
+        assert character in tokenizer.decode(conversation.ids)
+        ids = tokenizer(f"yes {character}", add_special_tokens=False).input_ids
+        nothing = torch.zeros(len(ids))
+        completion = Completion(
+            ids=torch.tensor(ids), logprobs=nothing, behavior_logprobs=nothing, text=f"yes {character}", finished=False
+        )
+        prompts.extend([conversation], [completion], [f"more {character}"])
+        assert tokenizer.decode(conversation.ids).count(character) == 3
+    plain = PromptFormat("solo", tokenizer, chat_template=False, max_prompt_tokens=400)
+    literal = render_template(f"{character} {{x}}", {"x": "1"}, "task.agents.solo.template")
+    assert plain.prompt_ids(literal) == plain.tokenize_prompts([plain.control.escape(f"{character} 1")])[0]
+    assert character in tokenizer.decode(plain.prompt_ids(literal))

@@ -87,7 +87,7 @@ def append_call(
 
 def _start_sequence(prompt_format: PromptFormat, call: ModelCall) -> CallSequence:
     rendered = [_guard_message(prompt_format, part) for part in call.messages]
-    text = prompt_format.render_chat(rendered, call.tools)
+    text = prompt_format.render_chat(rendered, _guard_tools(prompt_format, call))
     return CallSequence(call=call, rendered=rendered, text=text, ids=prompt_format.tokenize_prompts([text])[0])
 
 
@@ -97,19 +97,21 @@ def _extend_sequence(
     """A call that continues an earlier one with new messages; None if the template rewrites earlier messages."""
     assert earlier.completion is not None
     guarded = [_guard_message(prompt_format, part) for part in new]
+    tools = _guard_tools(prompt_format, call)
     ids, tokenizer = earlier.completion.ids.tolist(), prompt_format.tokenizer
     answer = decode_with_markers(ids, tokenizer) if call.tools else earlier.completion.text
+    answer = prompt_format.control.escape(answer)
     sampled, stop = {"role": "assistant", "content": answer}, prompt_format.stop_token(earlier.completion)
     # Templates write a response with tool calls in their own form: the sampled text is the exact one, but some
     # templates accept tool results only after a message with tool calls. A blank text does not show where a template
     # ends it.
-    structured = call.messages[len(earlier.call.messages)]
+    structured = _guard_message(prompt_format, call.messages[len(earlier.call.messages)])
     is_exact = bool(answer.strip()) or not prompt_format.uses_chat_template
     has_own_form = bool(structured.get("tool_calls")) or not is_exact
     for response in [*([sampled] if is_exact else []), *([structured] if has_own_form else [])]:
         rendered = [*earlier.rendered, response, *guarded]
         try:
-            text = prompt_format.render_chat(rendered, call.tools)
+            text = prompt_format.render_chat(rendered, tools)
         except Exception:
             if response is sampled and has_own_form:
                 continue
@@ -117,7 +119,7 @@ def _extend_sequence(
         if response is sampled:
             bridge = find_bridge(earlier.text, text, answer, stop)
         else:
-            closed = prompt_format.render_chat([*earlier.rendered, response], call.tools, opens_response=False)
+            closed = prompt_format.render_chat([*earlier.rendered, response], tools, opens_response=False)
             bridge = find_bridge_after(earlier.text, closed, text, stop, str(tokenizer.eos_token))
         if bridge is not None:
             between = prompt_format.control.bridge_ids([(stop, bridge)])[0]
@@ -160,6 +162,11 @@ def _normalize(message: ChatMessage) -> tuple[Any, ...]:
     return message["role"], content, message.get("name"), message.get("tool_call_id"), calls
 
 
+def _guard_tools(prompt_format: PromptFormat, call: ModelCall) -> list[Any]:
+    return prompt_format.control.guard_value(list(call.tools))
+
+
 def _guard_message(prompt_format: PromptFormat, message: ChatMessage) -> ChatMessage:
     """The message with guarded control tokens: only templates and sampled responses write them."""
-    return {**message, "content": prompt_format.control.guard(message["content"])}
+    control = prompt_format.control
+    return {key: part if key == "role" else control.guard_value(part) for key, part in message.items()}

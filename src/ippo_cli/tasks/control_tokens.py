@@ -3,18 +3,21 @@
 Only a chat template, or the literal text of an agent's own template, writes control tokens. Text from a data row or
 from another agent is content: otherwise an agent could end its turn and forge another agent's turn. Content without
 such spellings has the tokenizer's usual ids.
+
+Until tokenization a private-use character, a guard, stands for each spelling. Guards that a text contains itself are
+escaped, so that every character of a text keeps its meaning.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-FIRST_GUARD = 0xF0000
-"""First private-use character; each one replaces one control token spelled in content until tokenization."""
+PRIVATE_USE = range(0xF0000, 0x10FFFE)
+"""Characters among which guards are chosen: those that the chat template does not contain."""
 ANCHORS = ("\n", ".", "a")  # texts are tokenized after the first anchor that does not merge with them
 
 
@@ -31,22 +34,39 @@ class ControlTokens:
         self.spellings = sorted((text for text in control if len(text) > 1), key=lambda text: (-len(text), text))
         self._ids: set[Any] = set(map(tokenizer.convert_tokens_to_ids, self.spellings))
         self._pattern = re.compile("|".join(map(re.escape, self.spellings)) or r"(?!)")
-        last = FIRST_GUARD + max(len(self.spellings) - 1, 0)
-        self._guards = re.compile(f"[{chr(FIRST_GUARD)}-{chr(last)}]")
-        self._marks = {text: chr(FIRST_GUARD + place) for place, text in enumerate(self.spellings)}
+        first = _find_unused_characters(str(getattr(tokenizer, "chat_template", "")), len(self.spellings) + 1)
+        escape, marks = chr(first), [chr(first + 1 + place) for place in range(len(self.spellings))]
+        self._escape = escape
+        self._marks = dict(zip(self.spellings, marks, strict=True))
+        self._spelling_of = dict(zip(marks, self.spellings, strict=True))
+        self._reserved = re.compile(f"[{escape}-{marks[-1] if marks else escape}]")
+        self._guards = re.compile(f"{escape}.|{self._reserved.pattern}", re.DOTALL)
+        self._spelled = re.compile(f"{self._guards.pattern}|{self._pattern.pattern}", re.DOTALL)
         self._plain_ids_cache: dict[str, list[int]] = {}
 
     def guard(self, content: str) -> str:
-        """Replace each control token spelled in the content by a private-use character."""
-        return self._pattern.sub(lambda found: self._marks[found[0]], content)
+        """Replace each control token spelled in the content by its guard."""
+        return self._pattern.sub(lambda found: self._marks[found[0]], self.escape(content))
+
+    def guard_value(self, value: Any) -> Any:
+        """Guard all texts of JSON data, such as the arguments of a tool call."""
+        if isinstance(value, str):
+            return self.guard(value)
+        if isinstance(value, Mapping):
+            return {key: self.guard_value(part) for key, part in value.items()}
+        return [self.guard_value(part) for part in value] if isinstance(value, list | tuple) else value
+
+    def escape(self, text: str) -> str:
+        """Escape guards in a text whose control tokens are meant: a literal template or a response."""
+        return self._reserved.sub(lambda found: self._escape + found[0], text)
 
     def unguard(self, text: str) -> str:
-        """Restore the guarded spellings."""
-        return self._guards.sub(lambda found: self._spelling(found[0]), text)
+        """Restore the guarded spellings and the escaped characters."""
+        return self._guards.sub(lambda found: self._restore(found[0]), text)
 
     def has_guarded(self, text: str) -> bool:
         """Whether a text has guarded spellings."""
-        return self._guards.search(text) is not None
+        return any(found[0] in self._spelling_of for found in self._guards.finditer(text))
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of texts without added special tokens; guarded spellings become ordinary tokens."""
@@ -80,27 +100,33 @@ class ControlTokens:
 
     def _replace_guarded(self, text: str, ids: list[int]) -> list[int]:
         """Replace the ids of guarded spellings; the k-th control token in `ids` is the k-th that the text spells."""
-        marks = re.compile(f"{self._pattern.pattern}|{self._guards.pattern}")
-        spelled = [found[0] for found in marks.finditer(text)]
+        spelled = [found[0] for found in self._spelled.finditer(text) if not found[0].startswith(self._escape)]
         places = [place for place, token in enumerate(ids) if token in self._ids]
         if len(spelled) != len(places):  # the tokenizer splits spellings differently: tokenize part by part
             return [token for part in self._split_at_guards(text) for token in self._part_ids(part)]
-        guarded = {place: mark for place, mark in zip(places, spelled, strict=True) if self._guards.fullmatch(mark)}
+        guarded = {place: mark for place, mark in zip(places, spelled, strict=True) if mark in self._spelling_of}
         parts = (self._plain_ids(guarded[place]) if place in guarded else [token] for place, token in enumerate(ids))
         return [token for part in parts for token in part]
 
     def _split_at_guards(self, text: str) -> Iterable[str]:
-        return (part for part in re.split(f"({self._guards.pattern})", text) if part)
+        """The guards of a text, and the texts between them with escaped characters restored."""
+        begin = 0
+        for found in self._guards.finditer(text):
+            if found[0] in self._spelling_of:
+                yield self.unguard(text[begin : found.start()])
+                yield found[0]
+                begin = found.end()
+        yield self.unguard(text[begin:])
 
     def _part_ids(self, part: str) -> list[int]:
-        if self._guards.fullmatch(part):
+        if part in self._spelling_of:
             return self._plain_ids(part)
         return list(self.tokenizer([part], add_special_tokens=False).input_ids[0])
 
     def _plain_ids(self, mark: str) -> list[int]:
         """Return the ids of a spelling as text: tokenized in two parts, or by letter if a part is a control token."""
         if mark not in self._plain_ids_cache:
-            text = self._spelling(mark)
+            text = self._spelling_of[mark]
             for parts in ([text[:1], text[1:]], [text[:2], text[2:]], list(text)):
                 ids = [token for part in self.bridge_ids([("", part) for part in parts]) for token in part]
                 if not self._ids & set(ids):
@@ -108,5 +134,14 @@ class ControlTokens:
             self._plain_ids_cache[mark] = [token for token in ids if token not in self._ids]
         return self._plain_ids_cache[mark]
 
-    def _spelling(self, mark: str) -> str:
-        return self.spellings[ord(mark) - FIRST_GUARD]
+    def _restore(self, found: str) -> str:
+        """The text that a guard or an escaped character stands for."""
+        return found[1:] if found.startswith(self._escape) else self._spelling_of[found]
+
+
+def _find_unused_characters(text: str, count: int) -> int:
+    """The first of `count` adjacent private-use characters that a text does not contain."""
+    for first in PRIVATE_USE[:-count:count]:
+        if not any(chr(code) in text for code in range(first, first + count)):
+            return first
+    raise ValueError("the chat template contains every private-use character")

@@ -63,6 +63,7 @@ class PromptFormat:
         self.tools = tools and ToolPrompts(tokenizer, tools, uses_chat_template=self.uses_chat_template)
         self._tool_schemas: Any = None if self.tools is None else self.tools.schemas
         self.control = ControlTokens(tokenizer, self._role_markers() if self.uses_chat_template else "")
+        self._tool_schemas = self._tool_schemas and self.control.guard_value(self._tool_schemas)
 
     def _resolve_chat_template(self, requested: bool | str) -> bool:
         """Whether to use the tokenizer's chat template; `auto` uses it if there is one."""
@@ -153,7 +154,7 @@ class PromptFormat:
         """
         if self.tools is not None and isinstance(observation, ToolResults):
             return self._append_results(self.tools, conversation, completion, observation)
-        answer, user = completion.text, self._user_message(observation)
+        answer, user = self.control.escape(completion.text), self._user_message(observation)
         if not self.uses_chat_template:
             return self._append_text(conversation, completion, answer, user)
         return self._append_messages(conversation, completion, {"role": "assistant", "content": answer}, [user])
@@ -162,7 +163,8 @@ class PromptFormat:
         self, tools: ToolPrompts, conversation: Conversation, completion: Completion, results: ToolResults
     ) -> str | None:
         """Append a response with tool calls and their results, as `_append_turn` does."""
-        answer, added = tools.text_with_markers(completion), tools.result_messages(results, self.control.guard)
+        answer = self.control.escape(tools.text_with_markers(completion))
+        added = tools.result_messages(results, self.control.guard)
         if not self.uses_chat_template:
             return self._append_text(conversation, completion, answer, added[0])
         message = {"role": "assistant", "content": answer}
@@ -174,7 +176,12 @@ class PromptFormat:
         except ConfigError:  # rejected or rewritten as text
             conversation.text = text
             del conversation.messages[num_messages:]
-        return self._append_messages(conversation, completion, tools.call_message(completion), added)
+        message = tools.call_message(completion)
+        message |= {
+            "content": self.control.escape(message["content"]),
+            "tool_calls": self.control.guard_value(message["tool_calls"]),
+        }
+        return self._append_messages(conversation, completion, message, added)
 
     def _append_text(self, conversation: Conversation, completion: Completion, answer: str, message: Message) -> str:
         """Append a response and a message without a chat template."""
@@ -322,7 +329,11 @@ class PromptFormat:
         if self.uses_chat_template:
             return {"role": "user", "content": self.control.guard(observation)}
         parts = observation.parts if isinstance(observation, FilledText) else [(observation, False)]
-        return {"role": "user", "content": "".join(self.control.guard(text) if own else text for text, own in parts)}
+        return {"role": "user", "content": "".join(map(self._guard_part, parts))}
+
+    def _guard_part(self, part: tuple[str, bool]) -> str:
+        text, is_content = part
+        return self.control.guard(text) if is_content else self.control.escape(text)
 
     def _check_messages(self, messages: Sequence[Message]) -> None:
         """Raise `ConfigError` for messages without a chat template, or with two system messages."""

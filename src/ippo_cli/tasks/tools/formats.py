@@ -19,7 +19,7 @@ from ippo_cli.tasks.tools import call_markup
 
 MAX_NESTING = 64  # levels of a call's arguments
 MAX_ATTEMPTS = 256  # JSON values that are decoded per response: bounds the time for texts of braces
-MAX_THOUGHTS = 32  # per response; text after them is not read for calls
+MAX_THOUGHTS = 16  # per response; text after them is not read for calls
 MAX_SHOWN = 60  # characters of a call in an error
 THINK_START, THINK_END = "<think>", "</think>"  # calls between them are thoughts
 HERMES_START, HERMES_END = call_markup.CALL_START, call_markup.CALL_END
@@ -46,6 +46,7 @@ _SEPARATORS = re.compile(r"[\s,;]*")
 _MISTRAL_NAME = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*")
 _EMPTY_FENCE = re.compile(r"```(?:json|tool_call|tool_code)?[\s;,]*```")
 _THINK_MARK = re.compile(f"{THINK_START}|{THINK_END}")
+_THINK_START = re.compile(THINK_START)
 _DECODER = json.JSONDecoder()
 
 
@@ -172,15 +173,30 @@ def _find_thoughts(
             end = text.find(THINK_END, thought)
             answer = len(text) if end < 0 else end + len(THINK_END)
             yield thought, answer
-        marks = [mark for mark in _THINK_MARK.finditer(text, answer) if answer == 0 or mark[0] == THINK_START]
-        spans = _read_calls(text[answer:], format, schemas).spans if marks else []
-        outside = (mark for mark in marks if not any(start <= mark.start() - answer < stop for start, stop in spans))
-        if (mark := next(outside, None)) is None:
+        mark = _find_outside_calls(text, answer, format, schemas)
+        if mark is None:
             break
         thought = mark.start() if mark[0] == THINK_START else 0
     else:
         yield answer, len(text)
     yield len(text), len(text)
+
+
+def _find_outside_calls(
+    text: str, answer: int, format: ToolFormat, schemas: Sequence[Mapping[str, Any]]
+) -> re.Match[str] | None:
+    """The first mark of a thought after `answer` that no call spells; an end counts only before any thought."""
+    mark_pattern = _THINK_MARK if answer == 0 else _THINK_START
+    mark, spans = mark_pattern.search(text, answer), None
+    while mark is not None and any(sign in text[answer : mark.start()] for sign in "{<["):  # a call may have begun
+        if spans is None:
+            spans = _read_calls(text[answer:], format, schemas).spans
+        place = mark.start() - answer
+        inside = next((stop for start, stop in spans if start <= place < stop), None)
+        if inside is None:
+            break
+        mark = mark_pattern.search(text, answer + inside)
+    return mark
 
 
 class _NotDecoded(Exception):

@@ -66,7 +66,7 @@ class ToolPrompts:
         if not self.template_has_tools:
             return [{"role": "user", "content": guard(results)}]
         return [
-            {"role": "tool", "name": result.name or "unknown", "tool_call_id": _call_id(place)}
+            {"role": "tool", "name": guard(result.name) or "unknown", "tool_call_id": _call_id(place)}
             | {"content": guard(result.text)}
             for place, result in enumerate(results.results)
         ]
