@@ -294,3 +294,35 @@ def test_messages_of_examples_use_chat_template(family: str) -> None:
         PromptFormat("solo", tokenizer, chat_template=False, max_prompt_tokens=500).start_conversations(
             [MessagesText(messages)]
         )
+
+
+CLOSED = (  # as Command R7B's: a marker before the end token, which the model writes as well
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] }}"
+    "{% if m['role'] == 'assistant' %}{{ '<|closed|>' }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("end", ["<|closed|><|im_end|>", "<|closed|>", "<|im_end|>", ""])
+def test_marker_that_closes_responses_is_not_doubled(end: str) -> None:
+    tokenizer = tokenizer_of(Family(CLOSED, "<|im_end|>", ("<|im_start|>", "<|closed|>")))
+    prompts = PromptFormat("solo", tokenizer, chat_template=True, max_prompt_tokens=400)
+    prompts.check_history_continues()
+    messages = [{"role": "user", "content": "One?"}]
+    [conversation] = conversations = prompts.start_conversations(["One?"])
+    for answer, following in (("Yes.", "Two?"), ("No.", "Three?"), ("So.", "Four?")):
+        ids = tokenizer(answer + end, add_special_tokens=False).input_ids
+        nothing = torch.zeros(len(ids))
+        completion = Completion(
+            ids=torch.tensor(ids),
+            logprobs=nothing,
+            behavior_logprobs=nothing,
+            text=answer,
+            finished=end.endswith("<|im_end|>"),
+        )
+        prompts.extend(conversations, [completion], [following])
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": following}]
+    right = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    # Sampled tokens remain: a response without the marker has none.
+    written = right.replace("<|closed|>", "") if end == "<|im_end|>" else right
+    assert tokenizer.decode(conversation.ids) == written

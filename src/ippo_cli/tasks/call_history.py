@@ -100,7 +100,7 @@ def _extend_sequence(
     tools = _guard_tools(prompt_format, call)
     ids, tokenizer = earlier.completion.ids.tolist(), prompt_format.tokenizer
     answer = decode_with_markers(ids, tokenizer) if call.tools else earlier.completion.text
-    answer = prompt_format.control.escape(answer)
+    answer = prompt_format.control.escape(answer).removesuffix(prompt_format.closing)
     sampled, stop = {"role": "assistant", "content": answer}, prompt_format.stop_token(earlier.completion)
     # Templates write a response with tool calls in their own form: the sampled text is the exact one, but some
     # templates accept tool results only after a message with tool calls. A blank text does not show where a template
@@ -117,7 +117,7 @@ def _extend_sequence(
                 continue
             raise
         if response is sampled:
-            bridge = find_bridge(earlier.text, text, answer, stop)
+            bridge = find_bridge(earlier.text, text, answer, stop, prompt_format.written_closing(earlier.completion))
         else:
             closed = prompt_format.render_chat([*earlier.rendered, response], tools, opens_response=False)
             bridge = find_bridge_after(earlier.text, closed, text, stop, str(tokenizer.eos_token))

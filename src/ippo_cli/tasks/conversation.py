@@ -194,6 +194,7 @@ class PromptFormat:
     ) -> str | None:
         """Append a response and the next messages with the chat template, as `_append_turn` does."""
         before, stop = conversation.text, self.stop_token(completion)
+        response = {**response, "content": response["content"].removesuffix(self.closing)}
         conversation.messages += [response]
         closed = self._render_messages(conversation.messages, opens_response=False) if "tool_calls" in response else ""
         conversation.messages += added
@@ -202,7 +203,8 @@ class PromptFormat:
         if closed:  # the template writes the calls in its own way, so that only the end of the message is known
             bridge, expected = find_bridge_after(before, closed, now, stop, str(self.tokenizer.eos_token)), closed
         else:
-            bridge, expected = find_bridge(before, now, answer, stop), before + answer
+            closing = self.written_closing(completion)
+            bridge, expected = find_bridge(before, now, answer, stop, closing), before + answer
         if bridge is None:
             self._check_rewrite_allowed(expected if now.startswith(before) else before, now)
         return bridge
@@ -227,6 +229,30 @@ class PromptFormat:
             return ""
         last = int(completion.ids[-1])
         return str(self.tokenizer.convert_ids_to_tokens(last)) if last in self.tokenizer.all_special_ids else ""
+
+    @cached_property
+    def closing(self) -> str:
+        """The marker that the chat template writes between a response and its end token, as Command R7B's; often empty.
+
+        Models are trained to write it as well.
+        """
+        if not self.uses_chat_template:
+            return ""
+        answer = "Yes."
+        messages: list[Message] = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": answer}]
+        try:
+            closed = self.render_chat(messages, self._tool_schemas, opens_response=False)
+        except Exception:  # reported where prompts are rendered
+            return ""
+        after = closed[closed.rfind(answer) + len(answer) :] if answer in closed else ""
+        return after[: max(after.find(str(self.tokenizer.eos_token)), 0)].strip()
+
+    def written_closing(self, completion: Completion) -> str:
+        """The closing marker, if a completion is finished or ends with it."""
+        if not self.closing or self.stop_token(completion):
+            return self.closing
+        written = str(self.tokenizer.decode(completion.ids.tolist(), skip_special_tokens=False))
+        return self.closing if written.endswith(self.closing) else ""
 
     def _role_markers(self) -> str:
         """A rendered chat that shows the role markers; empty if the template rejects the sample messages."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 
-def find_bridge(before: str, now: str, answer: str, stop: str) -> str | None:
+def find_bridge(before: str, now: str, answer: str, stop: str, closing: str = "") -> str | None:
     """The text of the prompt `now` after the prompt `before`, a response and its stop token (or ""); None if `now` does
     not continue them.
+
+    `closing`: the marker with which the template closes a response before the stop token. Without a stop token, pass it
+    only if the response ends with it.
     """
     if not now.startswith(before):
         return None
     rest = now[len(before) :]
     # Some templates strip whitespace from responses.
     rendered = next((form for form in _strip_variants(answer) if rest.startswith(form)), None)
-    return None if rendered is None else rest[len(rendered) :].removeprefix(stop)
+    if rendered is None:
+        return None
+    after = rest[len(rendered) :]
+    return after.removeprefix(closing + stop) if after.startswith(closing + stop) else after.removeprefix(stop)
 
 
 def find_bridge_after(before: str, closed: str, now: str, stop: str, end_token: str) -> str | None:
