@@ -31,6 +31,8 @@ ROUNDS = {
     "<|end_header_id|>\n\n",
     "mistral": "</s>[TOOL_RESULTS]",
 }
+LIMIT = 1000  # tokens of a context
+LONG = "word " * 200_000
 TOKENIZERS = {name: tokenizer_of(family) for name, family in FAMILIES.items()}
 TOOL_TOKENIZERS = {name: tokenizer_of(family) for name, family in TOOL_FAMILIES.items()}
 
@@ -48,7 +50,7 @@ class Agent:
     def ask(self, messages: Sequence[Any], **settings: Any) -> list[int]:
         """The ids of the prompt."""
         self.call = ModelCall(parse_messages(messages), **settings)
-        self.conversation = append_call(self.format, self.conversation, self.completion, self.call)
+        self.conversation = append_call(self.format, self.conversation, self.completion, self.call, LIMIT)
         return self.conversation.ids
 
     def answer(self, text: str, *, finished: bool = True, ends: bool = True) -> dict[str, Any]:
@@ -73,7 +75,7 @@ class Agent:
 
     def fresh(self, messages: Sequence[Any], **settings: Any) -> list[int]:
         """The ids of the same messages without a history."""
-        return append_call(self.format, None, None, ModelCall(parse_messages(messages), **settings)).ids
+        return append_call(self.format, None, None, ModelCall(parse_messages(messages), **settings), LIMIT).ids
 
 
 def complete(tokenizer: Any, ids: Sequence[int], *, finished: bool) -> Completion:
@@ -292,3 +294,29 @@ def test_without_chat_template_contents_are_joined() -> None:
     message = agent.answer("")
     messages = [user("a"), {**message, "content": "bc"}, user("d"), {**message, "content": "e"}, message, user("f")]
     assert agent.ask(messages)[: len(agent.known)] == agent.known
+
+
+@pytest.mark.parametrize("kind", ["content", "many messages", "tools", "arguments"])
+@pytest.mark.parametrize("continues", [False, True])
+def test_only_the_beginning_of_a_prompt_that_is_far_too_long_is_tokenized(kind: str, continues: bool) -> None:
+    agent = Agent(TOOL_TOKENIZERS["hermes"])
+    messages: list[Any] = [{"role": "user", "content": "One?"}]
+    tools: list[Any] = [ADD]
+    if continues:
+        agent.ask(messages, tools=tools)
+        messages += [agent.answer("Yes.")]
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": json.dumps({"a": LONG})}}
+    match kind:
+        case "content":
+            messages += [{"role": "user", "content": LONG}]
+        case "many messages":
+            messages += [{"role": "user", "content": "Two?"}] * 9_000
+        case "tools":
+            tools = [{"type": "function", "function": {**ADD["function"], "description": LONG}}]
+        case "arguments":
+            messages += [
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": "3", "tool_call_id": "a"},
+            ]
+    assert LIMIT < len(agent.ask(messages, tools=tools)) < 50_000
+    assert len(agent.ask([{"role": "user", "content": "Two?"}], tools=[ADD])) < LIMIT

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from chats import FAMILIES, tokenizer_of
+from chats import FAMILIES, Family, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -24,8 +24,7 @@ from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.tasks.call_history import CallHistory, CallSequence
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats
 from ippo_cli.tasks.environment import Action
-from ippo_cli.tasks.model_call import ModelCall
-from ippo_cli.tasks.observations import cut_observation, describe_length
+from ippo_cli.tasks.observations import describe_length
 from ippo_cli.tasks.programs.gateway import Gateway
 from ippo_cli.tasks.programs.session import CallSession, PendingCall
 from ippo_cli.training.process import prepare_process
@@ -140,10 +139,8 @@ class _Server:
         """The call's prompt; None if the call was answered by an error."""
         name = call.request.agent
         limit = self._generator.context_limit(name)
-        observed = cut_observation(call.request.call, self._formats[name].tokenizer, limit)
-        assert isinstance(observed, ModelCall)
         try:
-            sequence = self._histories[name].add(self._formats[name], observed)
+            sequence = self._histories[name].add(self._formats[name], call.request.call, limit)
         except ValueError as error:
             call.respond(Action("", refusal=str(error)))
             return None

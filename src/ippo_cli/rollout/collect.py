@@ -280,7 +280,7 @@ def update_prompts(
         reading = [state for state in updated if agent in state.observations]
         calls = [state for state in reading if isinstance(state.observations[agent], ModelCall)]
         for state in calls:
-            _append_call(state, agent, prompt_format)
+            _append_call(state, agent, prompt_format, limits[agent])
         reading = [state for state in reading if state not in calls] if calls else reading
         later = [state for state in reading if agent in state.conversations]
         first = [state for state in reading if agent not in state.conversations]
@@ -301,12 +301,12 @@ def update_prompts(
         state.await_actions(room)
 
 
-def _append_call(state: EpisodeState, agent: str, prompt_format: PromptFormat) -> None:
+def _append_call(state: EpisodeState, agent: str, prompt_format: PromptFormat, limit: int) -> None:
     call, known = state.observations[agent], state.conversations.get(agent)
     assert isinstance(call, ModelCall)
     has_acted = any(turn.agent == agent for turn in state.turns)
     completion = state.last_completion(agent) if has_acted else None
-    state.conversations[agent] = append_call(prompt_format, known, completion, call)
+    state.conversations[agent] = append_call(prompt_format, known, completion, call, limit)
 
 
 def _prompt_error(

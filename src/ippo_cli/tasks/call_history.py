@@ -11,6 +11,7 @@ from typing import Any
 
 from ippo_cli.tasks.conversation import Conversation, PromptFormat
 from ippo_cli.tasks.model_call import ChatMessage, ModelCall
+from ippo_cli.tasks.observations import cut_text
 from ippo_cli.tasks.prompt_bridges import find_bridge, find_bridge_after
 from ippo_cli.tasks.tools.formats import decode_with_markers
 from ippo_cli.types import Completion
@@ -33,26 +34,32 @@ class CallHistory:
     def __init__(self, limit: int | None = None) -> None:
         self._sequences: deque[CallSequence] = deque(maxlen=limit)
 
-    def add(self, prompt_format: PromptFormat, call: ModelCall) -> CallSequence:
+    def add(self, prompt_format: PromptFormat, call: ModelCall, limit: int) -> CallSequence:
         """The prompt of a call; its completion is set when it is known. Raises `ValueError` if it cannot be rendered.
+
+        Of a prompt with far more tokens than `limit`, only the beginning is tokenized, which is too long as well.
 
         The prompt continues the newest call with messages and response that the call begins with: its ids are that
         prompt's ids, the sampled ids, and the ids of the text between the response and the next one. Without such a
         call, or if the chat template writes earlier messages in another way, the messages are a new sequence.
         """
         try:
-            sequence = self._continue_sequence(prompt_format, call) or _start_sequence(prompt_format, call)
+            sequence = self._continue_sequence(prompt_format, call, limit) or _start_sequence(
+                prompt_format, call, limit
+            )
         except Exception as error:  # templates are code of the model, and messages those of the program
             reason = (str(error) or repr(error)).splitlines()[0]
             raise ValueError(f"the chat template rejects the messages: {reason}") from error
         self._sequences.append(sequence)
         return sequence
 
-    def _continue_sequence(self, prompt_format: PromptFormat, call: ModelCall) -> CallSequence | None:
+    def _continue_sequence(self, prompt_format: PromptFormat, call: ModelCall, limit: int) -> CallSequence | None:
         """The call as a continuation of an earlier one; None if there is none or the template rewrites it."""
         for earlier in reversed(self._sequences):
             new = _find_new_messages(earlier, call)
-            if new is not None and (sequence := _extend_sequence(prompt_format, earlier, new, call)) is not None:
+            if new is None:
+                continue
+            if (sequence := _extend_sequence(prompt_format, earlier, new, call, limit)) is not None:
                 return sequence
         return None
 
@@ -66,10 +73,14 @@ class CallConversation(Conversation):
 
 
 def append_call(
-    prompt_format: PromptFormat, conversation: Conversation | None, completion: Completion | None, call: ModelCall
+    prompt_format: PromptFormat,
+    conversation: Conversation | None,
+    completion: Completion | None,
+    call: ModelCall,
+    limit: int,
 ) -> CallConversation:
     """The agent's conversation with a call's prompt as the next one, or with an `error`. `completion`: the response to
-    the call before.
+    the call before. `limit`: as in `CallHistory.add`.
     """
     if not isinstance(conversation, CallConversation):
         conversation = CallConversation(messages=[], text="", ids=[])
@@ -77,7 +88,7 @@ def append_call(
         conversation.newest.completion = completion
     conversation.newest, conversation.error = None, ""
     try:
-        sequence = conversation.history.add(prompt_format, call)
+        sequence = conversation.history.add(prompt_format, call, limit)
     except ValueError as error:
         conversation.error, conversation.ids = str(error), []
         return conversation
@@ -85,14 +96,15 @@ def append_call(
     return conversation
 
 
-def _start_sequence(prompt_format: PromptFormat, call: ModelCall) -> CallSequence:
+def _start_sequence(prompt_format: PromptFormat, call: ModelCall, limit: int) -> CallSequence:
     rendered = [_guard_message(prompt_format, part) for part in call.messages]
     text = prompt_format.render_chat(rendered, _guard_tools(prompt_format, call))
+    text = cut_text(text, prompt_format.tokenizer, limit)
     return CallSequence(call=call, rendered=rendered, text=text, ids=prompt_format.tokenize_prompts([text])[0])
 
 
 def _extend_sequence(
-    prompt_format: PromptFormat, earlier: CallSequence, new: Sequence[ChatMessage], call: ModelCall
+    prompt_format: PromptFormat, earlier: CallSequence, new: Sequence[ChatMessage], call: ModelCall, limit: int
 ) -> CallSequence | None:
     """A call that continues an earlier one with new messages; None if the template rewrites earlier messages."""
     assert earlier.completion is not None
@@ -122,7 +134,7 @@ def _extend_sequence(
             closed = prompt_format.render_chat([*earlier.rendered, response], tools, opens_response=False)
             bridge = find_bridge_after(earlier.text, closed, text, stop, str(tokenizer.eos_token))
         if bridge is not None:
-            between = prompt_format.control.bridge_ids([(stop, bridge)])[0]
+            between = prompt_format.control.bridge_ids([(stop, cut_text(bridge, tokenizer, limit))])[0]
             return CallSequence(call=call, rendered=rendered, text=text, ids=[*earlier.ids, *ids, *between])
     return None
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ippo_cli.tasks.environment import Step
+from ippo_cli.tasks.messages import MessagesText
 from ippo_cli.tasks.model_call import ModelCall
 
 if TYPE_CHECKING:
@@ -61,19 +61,25 @@ def cut_observation(observation: str, tokenizer: PreTrainedTokenizerBase, limit:
     A prompt with the beginning is too long as well, and takes less time and memory: 20 MB of text take minutes and
     gigabytes.
     """
-    text = _whole_text(observation)
-    if len(text) <= max(PART_CHARACTERS, CHARACTERS_PER_TOKEN * limit):
+    # Templates may leave out responses, or parts of them.
+    whole = "\n".join(_new_contents(observation)) if isinstance(observation, MessagesText) else str(observation)
+    beginning = cut_text(whole, tokenizer, limit)
+    if len(beginning) == len(whole):
         return observation
+    return ModelCall([{"role": "user", "content": beginning}]) if isinstance(observation, ModelCall) else beginning
+
+
+def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, limit: int) -> str:
+    """The text, or its beginning if that alone has far more tokens than `limit`."""
+    if len(text) <= max(PART_CHARACTERS, CHARACTERS_PER_TOKEN * limit):
+        return text
     count, most = 0, max_counted_tokens(limit)
     for begin in range(0, len(text), PART_CHARACTERS):
         end = begin + PART_CHARACTERS
         count += len(tokenizer(text[begin:end], add_special_tokens=False, verbose=False).input_ids)
         if count > most:
-            beginning = text[:end]
-            if isinstance(observation, ModelCall):
-                return ModelCall([{"role": "user", "content": beginning}])
-            return beginning
-    return observation
+            return text[:end]
+    return text
 
 
 def max_counted_tokens(limit: int) -> int:
@@ -95,13 +101,5 @@ def describe_length(tokens: int, limit: int) -> str:
     return f"the messages have {number} tokens, and the context has {limit - 1} before the response"
 
 
-def _whole_text(observation: str) -> str:
-    """All text that a prompt with the observation has."""
-    if not isinstance(observation, ModelCall):
-        return observation
-    texts = [json.dumps(observation.tools)] if observation.tools else []
-    for message in observation.messages:
-        texts.append(message["content"])
-        if calls := message.get("tool_calls"):
-            texts.append(json.dumps(calls))
-    return "\n".join(texts)
+def _new_contents(messages: MessagesText) -> list[str]:
+    return [message["content"] for message in messages.messages if message["role"] != "assistant"]

@@ -106,6 +106,9 @@ def test_messages_of_frameworks_are_accepted(message: Any, parsed: Any) -> None:
         (body(max_completion_tokens=0), "positive integer"),
         (body(seed="a"), "seed must be an integer"),
         (body(stop=[""]), "stop must be"),
+        (body(stop=["a" * 1001]), "stop must be a text of up to 1000 characters"),
+        (body(*[USER] * 10_001), "messages must be at most 10000, not 10001"),
+        (body({"role": "user", "content": "\ud800"}), "unpaired surrogate"),
     ],
 )
 def test_requests_that_cannot_be_served_are_refused(invalid: Any, error: str) -> None:

@@ -31,7 +31,7 @@ IGNORED = (
 UNCONSTRAINED = {"tool_choice": ("auto", "none"), "response_format": ("text",)}
 """Values without constraints on responses. Others have no effect, for the same reason: agent frameworks check responses
 themselves, and ask again."""
-MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 1000
 MAX_MESSAGES = 10_000
 MAX_TOKENS = 1 << 30  # larger limits have no effect
 
@@ -68,7 +68,9 @@ def parse_chat_request(body: Any, agents: Collection[str]) -> ChatRequest:
     agent = body.get("model")
     if agent not in agents:
         raise RequestError(
-            f"model={agent!r} is not an agent; the agents are {', '.join(agents)}", status=404, code="model_not_found"
+            f"model={agent!r:.100} is not an agent; the agents are {', '.join(agents)}",
+            status=404,
+            code="model_not_found",
         )
     if body.get("n") not in (None, 1):
         raise RequestError("n must be 1: call several times for several responses")
@@ -186,8 +188,9 @@ def _parse_tools(tools: Any) -> list[Mapping[str, Any]]:
 def _parse_stop_strings(stop: Any) -> list[str]:
     stops = [stop] if isinstance(stop, str) else stop or []
     is_list = isinstance(stops, Sequence) and len(stops) <= MAX_STOP_STRINGS
-    if not is_list or not all(isinstance(text, str) and text for text in stops):
-        raise RequestError(f"stop must be a text or a list of up to {MAX_STOP_STRINGS} texts")
+    if not is_list or not all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARACTERS for text in stops):
+        rule = f"of up to {MAX_STOP_CHARACTERS} characters"
+        raise RequestError(f"stop must be a text {rule}, or a list of up to {MAX_STOP_STRINGS} such texts")
     return [_check_text(text) for text in stops]
 
 
