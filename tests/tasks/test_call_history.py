@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from chats import FAMILIES, tokenizer_of
+from chats import FAMILIES, Family, tokenizer_of
 from tool_chats import TOOL_FAMILIES
 
 from ippo_cli.models.tiny import character_tokenizer
@@ -320,3 +320,20 @@ def test_only_the_beginning_of_a_prompt_that_is_far_too_long_is_tokenized(kind: 
             ]
     assert LIMIT < len(agent.ask(messages, tools=tools)) < 50_000
     assert len(agent.ask([{"role": "user", "content": "Two?"}], tools=[ADD])) < LIMIT
+
+
+THINKS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% if not enable_thinking %}{{ 'SHORT' }}{% endif %}"
+    "{% endif %}"
+)
+
+
+def test_arguments_of_the_chat_template_in_a_call() -> None:
+    tokenizer = tokenizer_of(Family(THINKS, "<|im_end|>", ("<|im_start|>",)))
+    agent = Agent(tokenizer)
+    thinking = agent.fresh([user("One?")], template_args={"enable_thinking": True})
+    assert "SHORT" in agent.text(agent.fresh([user("One?")]))
+    assert "SHORT" not in agent.text(thinking)
+    refused = append_call(agent.format, None, None, ModelCall([user("x")], template_args={"think": 1}), LIMIT)
+    assert refused.error == "chat_template_kwargs.think is not read by the chat template of this agent"

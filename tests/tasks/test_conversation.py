@@ -18,7 +18,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.tasks.conversation import Conversation, PromptFormat
-from ippo_cli.tasks.messages import MessagesText
+from ippo_cli.tasks.messages import MessagesText, read_messages
 from ippo_cli.tasks.prompt_lengths import check_prompt_lengths
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.types import Completion, Example
@@ -326,3 +326,40 @@ def test_marker_that_closes_responses_is_not_doubled(end: str) -> None:
     # Sampled tokens remain: a response without the marker has none.
     written = right.replace("<|closed|>", "") if end == "<|im_end|>" else right
     assert tokenizer.decode(conversation.ids) == written
+
+
+THINKS = (  # as Qwen3's: an argument closes the thought before the response, and earlier thoughts are kept
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
+    "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}"
+    "{{ m['content'] + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think></think>' }}{% endif %}{% endif %}"
+)
+
+
+def test_arguments_of_the_chat_template() -> None:
+    tokenizer = tokenizer_of(Family(THINKS, "<|im_end|>", ("<|im_start|>",)))
+
+    def prompts(**args: Any) -> PromptFormat:
+        return PromptFormat("solo", tokenizer, chat_template="auto", max_prompt_tokens=99, template_args=args)
+
+    assert not prompts().text("One?").endswith("<think></think>")
+    assert not prompts(enable_thinking=True).text("One?").endswith("<think></think>")
+    assert prompts(enable_thinking=False).text("One?").endswith("<think></think>")
+    with pytest.raises(ConfigError, match=r"chat_template_args\.thinking=1 has no effect.* it reads enable_thinking"):
+        prompts(thinking=1)
+    with pytest.raises(ConfigError, match="needs a chat template"):
+        PromptFormat("solo", tokenizer, chat_template=False, max_prompt_tokens=9, template_args={"enable_thinking": 1})
+
+
+def test_thoughts_of_earlier_answers_in_rows() -> None:
+    tokenizer = tokenizer_of(Family(THINKS, "<|im_end|>", ("<|im_start|>",)))
+    prompts = PromptFormat("solo", tokenizer, chat_template=True, max_prompt_tokens=99)
+    row = [
+        {"role": "user", "content": "Is it 6?"},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "2 * 3 <|im_end|>"},
+        {"role": "user", "content": "Sure?"},
+    ]
+    conversation = read_messages(row, "task.agents.solo.template=messages:prompt")
+    assert "<think>2 * 3 <|im_end|></think>Yes." in prompts.text(conversation)
+    ids = prompts.prompt_ids(conversation)
+    assert ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 3  # that of the thought is text

@@ -292,9 +292,8 @@ def _create_agents(overrides: list[str]) -> list[str]:
             name, _, rest = key.lstrip("+").removeprefix(f"{AGENTS_KEY}.").partition(".")
             created |= {} if name in existing else {name: None}
             whole = {} if rest else _parse_agents(text, f"{{{name}:{value}}}")
-            result += [f"{AGENTS_KEY}.{leaf}={spelled}" for leaf, spelled in _format_leaves(whole)] or [
-                text.lstrip("+")
-            ]
+            bare = text if is_mapping_key(f"{AGENTS_KEY}.{name}.{rest}") else text.lstrip("+")
+            result += [f"{AGENTS_KEY}.{leaf}={spelled}" for leaf, spelled in _format_leaves(whole)] or [bare]
     creation = f"++{AGENTS_KEY}={{{','.join(f'{name}:{{}}' for name in created)}}}"
     first = next((place for place, text in enumerate(result) if text.startswith(f"{AGENTS_KEY}.")), len(result))
     return [*result[:first], *removed, *([creation] if created else []), *result[first:]]

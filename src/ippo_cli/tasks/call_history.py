@@ -43,6 +43,8 @@ class CallHistory:
         prompt's ids, the sampled ids, and the ids of the text between the response and the next one. Without such a
         call, or if the chat template writes earlier messages in another way, the messages are a new sequence.
         """
+        if unread := prompt_format.find_unread_args(call.template_args):
+            raise ValueError(f"chat_template_kwargs.{unread[0]} is not read by the chat template of this agent")
         try:
             sequence = self._continue_sequence(prompt_format, call, limit) or _start_sequence(
                 prompt_format, call, limit
@@ -97,8 +99,8 @@ def append_call(
 
 
 def _start_sequence(prompt_format: PromptFormat, call: ModelCall, limit: int) -> CallSequence:
-    rendered = [_guard_message(prompt_format, part) for part in call.messages]
-    text = prompt_format.render_chat(rendered, _guard_tools(prompt_format, call))
+    rendered: list[ChatMessage] = [prompt_format.control.guard_message(part) for part in call.messages]
+    text = prompt_format.render_chat(rendered, _guard_tools(prompt_format, call), template_args=call.template_args)
     text = cut_text(text, prompt_format.tokenizer, limit)
     return CallSequence(call=call, rendered=rendered, text=text, ids=prompt_format.tokenize_prompts([text])[0])
 
@@ -108,7 +110,7 @@ def _extend_sequence(
 ) -> CallSequence | None:
     """A call that continues an earlier one with new messages; None if the template rewrites earlier messages."""
     assert earlier.completion is not None
-    guarded = [_guard_message(prompt_format, part) for part in new]
+    guarded = [prompt_format.control.guard_message(part) for part in new]
     tools = _guard_tools(prompt_format, call)
     ids, tokenizer = earlier.completion.ids.tolist(), prompt_format.tokenizer
     answer = decode_with_markers(ids, tokenizer) if call.tools else earlier.completion.text
@@ -117,13 +119,13 @@ def _extend_sequence(
     # Templates write a response with tool calls in their own form: the sampled text is the exact one, but some
     # templates accept tool results only after a message with tool calls. A blank text does not show where a template
     # ends it.
-    structured = _guard_message(prompt_format, call.messages[len(earlier.call.messages)])
+    structured = prompt_format.control.guard_message(call.messages[len(earlier.call.messages)])
     is_exact = bool(answer.strip()) or not prompt_format.uses_chat_template
     has_own_form = bool(structured.get("tool_calls")) or not is_exact
     for response in [*([sampled] if is_exact else []), *([structured] if has_own_form else [])]:
         rendered = [*earlier.rendered, response, *guarded]
         try:
-            text = prompt_format.render_chat(rendered, tools)
+            text = prompt_format.render_chat(rendered, tools, template_args=call.template_args)
         except Exception:
             if response is sampled and has_own_form:
                 continue
@@ -131,7 +133,9 @@ def _extend_sequence(
         if response is sampled:
             bridge = find_bridge(earlier.text, text, answer, stop, prompt_format.written_closing(earlier.completion))
         else:
-            closed = prompt_format.render_chat([*earlier.rendered, response], tools, opens_response=False)
+            closed = prompt_format.render_chat(
+                [*earlier.rendered, response], tools, opens_response=False, template_args=call.template_args
+            )
             bridge = find_bridge_after(earlier.text, closed, text, stop, str(tokenizer.eos_token))
         if bridge is not None:
             between = prompt_format.control.bridge_ids([(stop, cut_text(bridge, tokenizer, limit))])[0]
@@ -147,7 +151,7 @@ def _find_new_messages(earlier: CallSequence, call: ModelCall) -> Sequence[ChatM
     if earlier.completion is None or earlier.call.response is None or list(earlier.call.tools) != list(call.tools):
         return None
     known, length = earlier.call.response, len(earlier.call.messages)
-    if len(call.messages) <= length:
+    if len(call.messages) <= length or earlier.call.template_args != call.template_args:
         return None
     begun = [_normalize(part) for part in call.messages[:length]] == [
         _normalize(part) for part in earlier.call.messages
@@ -176,9 +180,3 @@ def _normalize(message: ChatMessage) -> tuple[Any, ...]:
 
 def _guard_tools(prompt_format: PromptFormat, call: ModelCall) -> list[Any]:
     return prompt_format.control.guard_value(list(call.tools))
-
-
-def _guard_message(prompt_format: PromptFormat, message: ChatMessage) -> ChatMessage:
-    """The message with guarded control tokens: only templates and sampled responses write them."""
-    control = prompt_format.control
-    return {key: part if key == "role" else control.guard_value(part) for key, part in message.items()}

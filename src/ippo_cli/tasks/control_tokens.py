@@ -56,6 +56,10 @@ class ControlTokens:
             return {key: self.guard_value(part) for key, part in value.items()}
         return [self.guard_value(part) for part in value] if isinstance(value, list | tuple) else value
 
+    def guard_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Guard all texts of a message but its role: only templates and sampled responses write control tokens."""
+        return {key: part if key == "role" else self.guard_value(part) for key, part in message.items()}
+
     def escape(self, text: str) -> str:
         """Escape guards in a text whose control tokens are meant: a literal template or a response."""
         return self._reserved.sub(lambda found: self._escape + found[0], text)

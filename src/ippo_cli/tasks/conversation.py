@@ -18,6 +18,7 @@ from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import Message, MessagesText
 from ippo_cli.tasks.observations import cut_observation, describe_num_tokens
 from ippo_cli.tasks.prompt_bridges import find_bridge, find_bridge_after
+from ippo_cli.tasks.template_args import read_template_args
 from ippo_cli.tasks.tools.formats import ParsedResponse
 from ippo_cli.tasks.tools.load import load_agent_tools
 from ippo_cli.tasks.tools.prompts import ToolPrompts
@@ -53,6 +54,7 @@ class PromptFormat:
         max_prompt_tokens: int,
         context_mode: str = "append",
         tools: AgentTools | None = None,
+        template_args: Mapping[str, Any] | None = None,
     ) -> None:
         self.agent = agent
         self.tokenizer = tokenizer
@@ -60,7 +62,11 @@ class PromptFormat:
         self.max_prompt_tokens = max_prompt_tokens
         self.context_mode = context_mode
         self.uses_chat_template = self._resolve_chat_template(chat_template)
-        self.tools = tools and ToolPrompts(tokenizer, tools, uses_chat_template=self.uses_chat_template)
+        self.template_args = dict(template_args or {})
+        self._check_template_args()
+        self.tools = tools and ToolPrompts(
+            tokenizer, tools, uses_chat_template=self.uses_chat_template, template_args=self.template_args
+        )
         self._tool_schemas: Any = None if self.tools is None else self.tools.schemas
         self.control = ControlTokens(tokenizer, self._role_markers() if self.uses_chat_template else "")
         self._tool_schemas = self._tool_schemas and self.control.guard_value(self._tool_schemas)
@@ -82,6 +88,26 @@ class PromptFormat:
                 "use an instruction-tuned model, or put the text into the template",
             )
         return chat
+
+    def _check_template_args(self) -> None:
+        """Raise `ConfigError` for an argument that the chat template does not read."""
+        key = f"task.agents.{self.agent}.chat_template_args"
+        if self.template_args and not self.uses_chat_template:
+            raise ConfigError(
+                f"{key}={self.template_args}", "needs a chat template, and none is used for this agent", "remove it"
+            )
+        for name in self.find_unread_args(self.template_args):
+            known = sorted(read_template_args(self.tokenizer) or ())
+            raise ConfigError(
+                f"{key}.{name}={self.template_args[name]}",
+                f"has no effect: the chat template of agent {self.agent}'s tokenizer does not read it",
+                f"it reads {' '.join(known)}" if known else "remove it",
+            )
+
+    def find_unread_args(self, args: Mapping[str, Any]) -> list[str]:
+        """The names of arguments that the chat template does not read."""
+        known = read_template_args(self.tokenizer) if args else None
+        return [] if known is None else [name for name in args if name not in known]
 
     def start_conversations(self, observations: Sequence[str]) -> list[Conversation]:
         """Start one conversation per observation."""
@@ -260,7 +286,7 @@ class PromptFormat:
         if self.tools is not None:
             messages[2:] = self.tools.result_messages(ToolResults([ToolResult("x", "x")]), str)
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tools=self._tool_schemas, tokenize=False))
+            return str(self.render_chat(messages, self._tool_schemas, opens_response=False))
         except Exception:  # templates are code of the model; their errors are reported where they are used
             return ""
 
@@ -345,7 +371,7 @@ class PromptFormat:
         if not isinstance(observation, MessagesText):
             return [*system, self._user_message(observation)]
         self._check_messages(observation.messages)
-        return [*system, *(part | {"content": self.control.guard(part["content"])} for part in observation.messages)]
+        return [*system, *map(self.control.guard_message, observation.messages)]
 
     def _user_message(self, observation: str) -> Message:
         """The observation as a user message with guarded control tokens.
@@ -390,9 +416,15 @@ class PromptFormat:
             raise ConfigError(setting, rule, "set it to null and put its text into the template") from error
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, opens_response: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        *,
+        opens_response: bool = True,
+        template_args: Mapping[str, Any] | None = None,
     ) -> str:
-        """The messages as text; `opens_response`: as far as the beginning of the response.
+        """The messages as text; `opens_response`: as far as the beginning of the response. `template_args`: of a call,
+        in addition to the agent's.
 
         Raises what the chat template raises.
         """
@@ -404,6 +436,7 @@ class PromptFormat:
                 tools=list(tools) if tools else None,
                 tokenize=False,
                 add_generation_prompt=opens_response,
+                **{**self.template_args, **(template_args or {})},
             )
         )
 
@@ -442,6 +475,7 @@ def prompt_formats(
             max_prompt_tokens=rollout.max_prompt_tokens,
             context_mode=rollout.context.value,
             tools=load_agent_tools(name, task.agents[name]),
+            template_args=task.agents[name].chat_template_args,
         )
         for name, tokenizer in tokenizers.items()
     }

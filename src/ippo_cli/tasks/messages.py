@@ -70,7 +70,11 @@ def read_messages(value: Any, setting: str) -> MessagesText:
                 f"has a message with {unread[0]}, but only text is supported",
                 "convert it to text with task.map",
             )
-    messages = [{"role": str(part["role"]), "content": _content_text(part["content"], setting)} for part in value]
+    messages = [
+        {"role": str(part["role"]), "content": _content_text(part["content"], setting)}
+        | ({"reasoning_content": part["reasoning_content"]} if isinstance(part.get("reasoning_content"), str) else {})
+        for part in value
+    ]
     if unknown_roles := [message["role"] for message in messages if message["role"] not in ROLES]:
         raise ConfigError(
             setting,

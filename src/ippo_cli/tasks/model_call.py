@@ -19,6 +19,7 @@ class ModelCall(str):
     tools: Sequence[Mapping[str, Any]]
     max_new_tokens: int | None  # at most this many, and no more than the agent's setting
     stop_strings: tuple[str, ...]  # in addition to the agent's
+    template_args: Mapping[str, Any]  # of the chat template, in addition to the agent's
     seed: int | None  # calls of an agent with one seed share random numbers; None: by the call's turn
     response: ChatMessage | None  # the message that the program received
 
@@ -29,6 +30,7 @@ class ModelCall(str):
         tools: Sequence[Mapping[str, Any]] = (),
         max_new_tokens: int | None = None,
         stop_strings: Sequence[str] = (),
+        template_args: Mapping[str, Any] | None = None,
         seed: int | None = None,
         response: ChatMessage | None = None,
     ) -> ModelCall:
@@ -39,11 +41,11 @@ class ModelCall(str):
         call = super().__new__(cls, "\n\n".join(lines))
         call.messages, call.tools = list(messages), list(tools)
         call.max_new_tokens, call.stop_strings, call.seed = max_new_tokens, tuple(stop_strings), seed
-        call.response = response
+        call.response, call.template_args = response, dict(template_args or {})
         return call
 
     def __reduce__(self) -> Any:
-        names = ("tools", "max_new_tokens", "stop_strings", "seed", "response")
+        names = ("tools", "max_new_tokens", "stop_strings", "template_args", "seed", "response")
         return _rebuild_call, (self.messages, {name: getattr(self, name) for name in names})
 
 

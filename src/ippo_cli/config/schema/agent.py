@@ -34,6 +34,8 @@ class PromptConfig:
     turn_template: InEval[str | None] = None
     # prompt of later turns; null = new messages of others; in environments: template
     system: InEval[str | None] = None  # system message; needs a chat template
+    chat_template_args: InEval[dict[str, Any]] = field(default_factory=dict)
+    # arguments that its chat template reads, such as {enable_thinking: false}; {} = the template's defaults
     answer: InEval[str | None] = None  # template of the reference answer; exact_match, gsm8k and the warm start use it
     warm_start_answer: str | None = None  # template of the targets of actor=tiny's warm start; null = answer
 

@@ -78,7 +78,7 @@ def parse_chat_request(body: Any, agents: Collection[str]) -> ChatRequest:
         raise RequestError("top_logprobs must be 0: only the log-probabilities of sampled tokens are known")
     if body.get("functions"):
         raise RequestError("functions is not supported: use tools")
-    for key in ("response_format", "stream_options"):
+    for key in ("response_format", "stream_options", "chat_template_kwargs"):
         if not isinstance(body.get(key), Mapping | None):
             raise RequestError(f"{key} must be an object")
     max_new_tokens = body.get("max_completion_tokens")
@@ -94,6 +94,7 @@ def parse_chat_request(body: Any, agents: Collection[str]) -> ChatRequest:
         tools=_parse_tools(tools),
         max_new_tokens=None if max_new_tokens is None else min(max_new_tokens, MAX_TOKENS),
         stop_strings=_parse_stop_strings(body.get("stop")),
+        template_args=body.get("chat_template_kwargs"),
         seed=seed,
     )
     return ChatRequest(
@@ -135,7 +136,7 @@ def _parse_message(message: Any) -> ChatMessage:
         if not isinstance(calls, Sequence):
             raise RequestError("tool_calls must be a list")
         parsed["tool_calls"] = [_parse_tool_call(call) for call in calls]
-    for key in ("tool_call_id", "name"):
+    for key in ("tool_call_id", "name", "reasoning_content"):
         if isinstance(message.get(key), str):
             parsed[key] = message[key]
     return parsed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -39,15 +39,22 @@ class ToolPrompts:
     text without a chat template.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: AgentTools, *, uses_chat_template: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        tools: AgentTools,
+        *,
+        uses_chat_template: bool,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.tools = tools
         self.uses_chat_template = uses_chat_template
         schemas = [dict(tool.schema) for tool in tools.tools]
-        self.template_has_tools = uses_chat_template and _shows_tools(tokenizer, schemas)
+        self.template_has_tools = uses_chat_template and _shows_tools(tokenizer, schemas, template_args or {})
         self.schemas = schemas if self.template_has_tools else None  # for the chat template
         self.format = self._resolve_format()
-        self._starts_in_thought = uses_chat_template and _opens_thought(tokenizer, self.schemas)
+        self._starts_in_thought = uses_chat_template and _opens_thought(tokenizer, self.schemas, template_args or {})
 
     def parse(self, completion: Completion) -> ParsedResponse:
         """Separate a completion into its text and its calls."""
@@ -141,22 +148,31 @@ def format_call(call: ToolCall, format: ToolFormat) -> str:
     return f"{MISTRAL_MARKER}[{text}]" if format is ToolFormat.mistral else text
 
 
-def _opens_thought(tokenizer: PreTrainedTokenizerBase, schemas: list[Any] | None) -> bool:
+def _opens_thought(
+    tokenizer: PreTrainedTokenizerBase, schemas: list[Any] | None, template_args: Mapping[str, Any]
+) -> bool:
     """Whether the prompt ends within a thought: the template writes `<think>` and the model its end."""
     try:
-        text = str(tokenizer.apply_chat_template(PROBE, tools=schemas, tokenize=False, add_generation_prompt=True))
+        text = _render_probe(tokenizer, schemas, template_args)
     except Exception:  # reported where prompts are rendered
         return False
     return text.rfind(THINK_START) > text.rfind(THINK_END)
 
 
-def _shows_tools(tokenizer: PreTrainedTokenizerBase, schemas: list[Any]) -> bool:
+def _render_probe(
+    tokenizer: PreTrainedTokenizerBase, schemas: list[Any] | None, template_args: Mapping[str, Any]
+) -> str:
+    return str(
+        tokenizer.apply_chat_template(
+            PROBE, tools=schemas, tokenize=False, add_generation_prompt=True, **dict(template_args)
+        )
+    )
+
+
+def _shows_tools(tokenizer: PreTrainedTokenizerBase, schemas: list[Any], template_args: Mapping[str, Any]) -> bool:
     """Whether a chat template renders tools. A template that raises on tools does not."""
     try:
-        plain, with_tools = (
-            str(tokenizer.apply_chat_template(PROBE, tools=tools, tokenize=False, add_generation_prompt=True))
-            for tools in (None, schemas)
-        )
+        plain, with_tools = (_render_probe(tokenizer, tools, template_args) for tools in (None, schemas))
     except Exception:  # templates are code of the model; an error without tools is reported where prompts are rendered
         return False
     return plain != with_tools
