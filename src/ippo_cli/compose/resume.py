@@ -76,7 +76,7 @@ def overrides_with_weights(folder: Path, typed_now: Sequence[str]) -> list[str]:
 
 
 def _number_format(folder: Path, overrides: Sequence[str]) -> list[str]:
-    """The override for the number format of a run whose machine chose another one than this machine does."""
+    """The override for the number format of a run on a machine with another default than this one."""
     if any(DTYPE in text.partition("=")[0] for text in overrides):
         return []
     saved = dict(iter_leaves(saved_config(folder)))

@@ -59,7 +59,7 @@ from ippo_cli.rollout.served_policy import ServedPolicy, load_served_policy
 from ippo_cli.tasks.conversation import prompt_formats
 from ippo_cli.tasks.task import Task
 
-ALPHABET_EXAMPLES = 512  # examples whose characters are the vocabulary of a local model in a plan; a run reads more
+ALPHABET_EXAMPLES = 512  # a plan reads the vocabulary of a local model from so many examples; a run reads more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ Only a chat template, or the literal text of an agent's own template, writes con
 from another agent is content: otherwise an agent could end its turn and forge another agent's turn. Content without
 such spellings has the tokenizer's usual ids.
 
-Until tokenization a private-use character, a guard, stands for each spelling. Guards that a text contains itself are
+Until tokenization a private-use character, a guard, replaces each spelling. Guards that a text contains itself are
 escaped, so that every character of a text keeps its meaning.
 """
 
@@ -61,7 +61,7 @@ class ControlTokens:
         return {key: part if key == "role" else self.guard_value(part) for key, part in message.items()}
 
     def escape(self, text: str) -> str:
-        """Escape guards in a text whose control tokens are meant: a literal template or a response."""
+        """Escape guards in a text with control tokens of its own: a literal template or a response."""
         return self._reserved.sub(lambda found: self._escape + found[0], text)
 
     def unguard(self, text: str) -> str:
@@ -139,7 +139,7 @@ class ControlTokens:
         return self._plain_ids_cache[mark]
 
     def _restore(self, found: str) -> str:
-        """The text that a guard or an escaped character stands for."""
+        """The text that a guard or an escape replaced."""
         return found[1:] if found.startswith(self._escape) else self._spelling_of[found]
 
 

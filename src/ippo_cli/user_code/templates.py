@@ -68,6 +68,7 @@ def _is_none(value: Any) -> bool:
     return value is None or isinstance(value, _Null)
 
 
+CHAT_ENVIRONMENT = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
 ENVIRONMENT = ImmutableSandboxedEnvironment(
     undefined=StrictUndefined, keep_trailing_newline=True, finalize=_finalize_value, autoescape=False
 )
@@ -178,6 +179,15 @@ def _compile_template(template: str, setting: str) -> tuple[Template, nodes.Temp
             f"is not a valid Jinja template ({error})",
             "fix the template, or remove the prefix jinja:",
         ) from error
+
+
+@cache
+def find_template_variables(text: str) -> frozenset[str] | None:
+    """The variables that a chat template reads; None if it has tags that only transformers knows."""
+    try:
+        return frozenset(find_undeclared_variables(CHAT_ENVIRONMENT.parse(text)))
+    except TemplateError:
+        return None
 
 
 def _agent_names(tree: nodes.Template) -> Iterator[str]:
