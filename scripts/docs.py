@@ -240,7 +240,11 @@ def help_keys() -> str:
         option: [str(name) for name in composed(f"task={option}").task.agents] for option in ordered_groups()["task"]
     }
     return (
-        json.dumps({"groups": found, "agents": agents, "keys": keys, "peers": peers}, indent=0, ensure_ascii=False)
+        json.dumps(
+            {"groups": found, "agents": agents, "keys": keys, "peers": peers, "metrics": METRICS},
+            indent=0,
+            ensure_ascii=False,
+        )
         + "\n"
     )
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import ippo_cli
+from ippo_cli.cli.help import EVAL_HELP, explain_topic
 from ippo_cli.compose.diagnose import config_groups, filter_completions
 from ippo_cli.compose.load import compose_node, resolve_config, to_yaml
 
@@ -258,3 +259,20 @@ def test_diff_lists_keys_that_differ_from_a_run(tmp_path: Path) -> None:
     missing = train("--diff", folder=tmp_path)
     assert (missing.returncode, missing.stderr.splitlines()[0][:25]) == (2, "ippo: --diff needs a run;")
     assert train("--diff", "nowhere", folder=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("topic", "line"),
+    [
+        ("algorithm=ppo", "algorithm=ppo: PPO: clipped ratio"),
+        ("vllm", "rollout=vllm: Sampling by vLLM"),
+        ("policy/approx_kl", "<learner>/policy/approx_kl:"),
+        ("low/policy/approx_kl", "<learner>/policy/approx_kl:"),
+    ],
+)
+def test_help_of_options_and_metrics(topic: str, line: str) -> None:
+    assert (explain_topic(topic) or "").startswith(line)
+
+
+def test_help_of_a_key_of_another_command() -> None:
+    assert (explain_topic("compare", EVAL_HELP, ("compare",)) or "").startswith("compare: a key of this command")

@@ -10,8 +10,15 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from ippo_cli.compose.aliases import PEERS_FILE, SuggestionKind, find_suggestion, read_earlier_names, read_projects
-from ippo_cli.compose.diagnose import config_groups
+from ippo_cli.compose.aliases import (
+    PEERS_FILE,
+    SuggestionKind,
+    find_suggestion,
+    read_earlier_names,
+    read_option_names,
+    read_projects,
+)
+from ippo_cli.compose.diagnose import check_overrides, config_groups
 from ippo_cli.compose.explain import explain_key
 from ippo_cli.compose.load import compose_node, config_dir, iter_leaves, load_config
 from ippo_cli.config.checks import check_config
@@ -217,3 +224,25 @@ def test_appended_key_of_another_project_has_its_answer(override: str, message: 
     with pytest.raises(ConfigError) as raised:
         load_config(["actor=tiny_lora", override])
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize("group", sorted(read_option_names()))
+def test_options_of_other_projects_name_existing_options(group: str) -> None:
+    for suggestion in read_option_names()[group].values():
+        if suggestion.kind is SuggestionKind.use:
+            assert suggestion.text in config_groups()[group]
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("algorithm=PPO", "closest: ppo;"),
+        ("algorithm=sac", "off-policy algorithms"),
+        ("tracker=tb", "use tracker=tensorboard"),
+        ("deepspeed=fsdp", "use deepspeed=zero3"),
+    ],
+)
+def test_answers_to_options_of_other_projects(text: str, remedy: str) -> None:
+    [error], _ = check_overrides([text])
+    assert remedy in str(error)
+    assert "sao" not in str(error)[:60]

@@ -46,7 +46,7 @@ def run_command(
         if (text := answer_completion(argv)) is not None:
             _print_and_exit(text)
     if has_help_flag(argv) or (needs_arguments and not argv):
-        _show_help(help_text, argv)
+        _show_help(help_text, argv, command_keys)
     if has_version_flag(argv):
         _print_and_exit(f"{name} {__version__}\n")
     if not {"--cfg", "-c", "-sc", "--shell-completion", "--diff"} & {*argv}:
@@ -66,10 +66,14 @@ def _print_and_exit(text: str) -> NoReturn:
     sys.exit(0)
 
 
-def _show_help(help_text: str, argv: Sequence[str]) -> NoReturn:
+def _show_help(help_text: str, argv: Sequence[str], command_keys: Collection[str]) -> NoReturn:
     """Print the help of the command, or of one group or key, and exit."""
     topic = help_topic(argv)
-    text = help_text if topic is None and EXPLAIN_FLAG not in argv else explain_topic(topic or "")
+    text = (
+        help_text
+        if topic is None and EXPLAIN_FLAG not in argv
+        else explain_topic(topic or "", help_text, tuple(command_keys))
+    )
     if text is None:
         print(unknown_topic_message(topic or "", argv), file=sys.stderr)
         sys.exit(2)

@@ -172,18 +172,29 @@ def has_version_flag(argv: Sequence[str]) -> bool:
 
 
 def help_topic(argv: Sequence[str]) -> str | None:
-    """The group or key that follows the help flag; None without one."""
+    """What follows the help flag: a group, a key, `GROUP=OPTION`, an option or a metric; None without one."""
     flag = next((place for place, text in enumerate(argv) if _is_help_flag(text)), len(argv))
     if flag < len(argv) and argv[flag].startswith(f"{EXPLAIN_FLAG}="):
-        return argv[flag].partition("=")[2].partition("=")[0] or None
-    following = argv[flag + 1].partition("=")[0].lstrip("+~") if flag + 1 < len(argv) else ""
+        return argv[flag].partition("=")[2] or None
+    following = argv[flag + 1].lstrip("+~") if flag + 1 < len(argv) else ""
     return following if following and not following.startswith("-") else None
 
 
-def explain_topic(topic: str) -> str | None:
-    """The help page of a group or key from `help_keys.json`; None if the topic is unknown."""
+def explain_topic(topic: str, own_help: str = "", own_keys: Sequence[str] = ()) -> str | None:
+    """The help page of a topic from `help_keys.json`; None if it is unknown.
+
+    `own_help`: the help of a command with the keys `own_keys`; its lines about a key explain it.
+    """
     known = json.loads(KEYS_FILE.read_text())
+    topic, _, option = topic.partition("=")
+    if topic in own_keys:
+        lines = [
+            line for line in own_help.splitlines()[1:] if re.search(rf"(?<![\w.]){topic}=|(?<!\w){topic}(?!\w)", line)
+        ]
+        return "\n".join([f"{topic}: a key of this command", *lines]) + "\n"
     key = re.sub(r"^task\.agents\.\w+\.(?=\w+\.)", "", topic)
+    if option and (page := _option_page(key, option, known)):
+        return page
     if key in known["groups"]:
         return _group_page(key, known)
     if key in known["keys"]:
@@ -191,6 +202,10 @@ def explain_topic(topic: str) -> str | None:
     below = {name: entry for name, entry in known["keys"].items() if name.startswith(f"{key}.")}
     if below:
         return "\n".join([f"{key}: keys", *_key_lines(below)]) + "\n"
+    if metrics := {name: meaning for name, meaning in known["metrics"].items() if _is_metric(key, name)}:
+        return "".join("\n".join(_format_columns(f"{name}:", meaning, 2)) + "\n" for name, meaning in metrics.items())
+    if pages := [page for group in known["groups"] if (page := _option_page(group, key, known))]:
+        return "".join(pages)
     answer = _peer_answer(key, known["peers"])
     return None if answer is None else f"{topic}: {answer}\n"
 
@@ -209,6 +224,24 @@ def unknown_topic_message(topic: str, argv: Sequence[str]) -> str:
     same = [name for name in known["keys"] if name.endswith(f".{topic}")]
     advice = f"did you mean {' or '.join((same or close)[:3])}?" if same or close else "ippo-train --help lists groups"
     return f"ippo: {flag} {topic} is not a group or key; {advice}"
+
+
+def _option_page(group: str, option: str, known: dict[str, Any]) -> str | None:
+    """The meaning of an option of a group; None if the group does not have it."""
+    meaning = known["groups"].get(group, {}).get(option)
+    if meaning is None:
+        return None
+    lines = textwrap.wrap(f"{group}={option}: {meaning}", WIDTH, subsequent_indent="  ")
+    return (
+        "\n".join([*lines, f"  ippo-train --help {group} lists its keys; --cfg job {group}={option} their values"])
+        + "\n"
+    )
+
+
+def _is_metric(topic: str, name: str) -> bool:
+    """Whether a topic is a metric, with or without the agent or learner before its name."""
+    bare = re.sub(r"^<(?:agent|learner)>/", "", name)
+    return "/" in topic and (topic in (name, bare) or topic.endswith(f"/{bare}"))
 
 
 def _group_page(group: str, known: dict[str, Any]) -> str:

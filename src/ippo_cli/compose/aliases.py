@@ -77,6 +77,16 @@ def read_earlier_names() -> dict[str, Suggestion]:
     }
 
 
+@cache
+def read_option_names() -> dict[str, dict[str, Suggestion]]:
+    """Suggestions for options of other projects, by group and name."""
+    groups = yaml.safe_load(PEERS_FILE.read_text())["options"]
+    return {
+        group: {name: _parse_suggestion(group, answer) for name, answer in entries.items()}
+        for group, entries in groups.items()
+    }
+
+
 def find_suggestion(key: str) -> Suggestion | None:
     """Return the suggestion for `key`; None for a key of no project."""
     parts = key.lower().split(".")

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from ippo_cli.compose.aliases import find_suggestion
+from ippo_cli.compose.aliases import SuggestionKind, find_suggestion, read_option_names
 from ippo_cli.compose.load import compose_node, iter_leaves, read_kind
 from ippo_cli.compose.plugins import PACKAGES, missing_plugin_error
 from ippo_cli.compose.searchpath import search_path_entries, user_option_files
@@ -213,6 +213,9 @@ def _explain_choice(
                 f"is {shorten_path(file)}, but files of options must end in .yaml",
                 f"rename it, or use {group}={shorten_path(file)}",
             )
+    if (known := read_option_names().get(group, {}).get(option.lower())) is not None:
+        is_option = known.kind is SuggestionKind.use
+        return ConfigError(text, "is an unknown option", f"use {group}={known.text}" if is_option else known.text)
     for ending in YAML_FILES:
         if (file := expand_home(f"{option}{ending}")).is_file():
             return ConfigError(text, "is an unknown option", f"did you mean {group}={option}{ending}?")
@@ -221,7 +224,7 @@ def _explain_choice(
 
 
 def _choose_option_hint(name: str, options: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name.lower(), options, n=1, cutoff=0.6)
     return (f"closest: {close[0]}; " if close else "") + "choose from " + " ".join(options)
 
 
