@@ -131,7 +131,8 @@ def build_config(plain: dict[str, Any]) -> schema.Config:
         own = {group: _build_group(group, _get_group(agent, group, where), where) for group in KINDS_PER_AGENT}
         for group, cls in KEYS_PER_AGENT.items():
             own[group] = _to_object(cls, _get_group(agent, group, where), f"{where}{group}.")
-        agent = {leaf: value for leaf, value in agent.items() if leaf not in PER_AGENT}
+        # Runs of earlier versions lack mappings that were added later.
+        agent = {"chat_template_args": {}} | {leaf: value for leaf, value in agent.items() if leaf not in PER_AGENT}
         groups["task"].agents[name] = schema.AgentConfig(
             **vars(_to_object(schema.AgentPromptConfig, agent, where)), **own
         )
