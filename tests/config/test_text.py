@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ippo_cli.config.tables import format_csv
 from ippo_cli.config.text import format_table, join_fitting, join_names, shorten_name, text_width, truncate_text
 
 
@@ -57,3 +58,11 @@ def test_format_table_does_not_break_words() -> None:
     lines = format_table(rows, width=40)
     assert max(map(len, lines)) <= 40
     assert "b.offload=true" in " ".join(lines).split()
+
+
+@pytest.mark.parametrize(
+    ("cell", "written"),
+    [("=1+1", "'=1+1"), ("+x", "'+x"), ("@a", "'@a"), ("-0.5", "-0.5"), ("1e-6", "1e-6"), ("run", "run"), ("", "")],
+)
+def test_cells_that_a_spreadsheet_would_compute(cell: str, written: str) -> None:
+    assert format_csv([[cell, "a"]]) == f"{written},a\n"

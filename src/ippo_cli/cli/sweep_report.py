@@ -176,6 +176,8 @@ def _failure_lines(summary: SweepSummary) -> list[str]:
 
 def format_csv(summary: SweepSummary) -> str:
     """CSV with one line per configuration."""
+    from ippo_cli.config.tables import escape_formula
+
     text = io.StringIO()
     writer = csv.writer(text)
     names = ("first", "best", "last")
@@ -186,7 +188,7 @@ def format_csv(summary: SweepSummary) -> str:
         means = [group.mean_score(name) for name in names]
         writer.writerow(
             [
-                " ".join(group.overrides),
+                escape_formula(" ".join(group.overrides)),
                 " ".join(str(job.number) for job in group.jobs),
                 " ".join(f"{state}:{number}" for state, number in group.state_counts.items()),
                 means[-1].count if means[-1] else 0,

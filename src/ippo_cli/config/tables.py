@@ -25,10 +25,19 @@ def format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
+def escape_formula(cell: str) -> str:
+    """A cell that spreadsheets do not compute: `=...` with an apostrophe before it; numbers as they are."""
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+    return cell
+
+
 def format_csv(rows: Rows) -> str:
     """CSV with one line per row."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows([[escape_formula(cell) for cell in row] for row in rows])
     return text.getvalue()
 
 

@@ -88,7 +88,8 @@ def serve(
         try:
             generator.start_collection()
             gateway.open(session)
-            say(f"serving {' '.join(names)} at OPENAI_BASE_URL={gateway.base_url} OPENAI_API_KEY={session.key}")
+            key = session.key if settings.api_key is None else "$IPPO_API_KEY"  # a log may be read by others
+            say(f"serving {' '.join(names)} at OPENAI_BASE_URL={gateway.base_url} OPENAI_API_KEY={key}")
             while not should_stop():
                 server.answer(session)
         except KeyboardInterrupt:

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 
 import ippo_cli
+from ippo_cli.config.text import escape_controls
 
 PACKAGE_FOLDER = str(Path(ippo_cli.__file__).parent)
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -18,7 +19,7 @@ def format_user_error(error: BaseException) -> str:
 
     Returns the error alone if there is no such line. A `SyntaxError` already contains its line.
     """
-    text = f"{error!s:.{MAX_CHARACTERS}}"
+    text = escape_controls(str(error)[:MAX_CHARACTERS])  # it may quote a response of a model
     is_ours = type(error).__module__.startswith(f"{ippo_cli.__name__}.")  # users do not know our class names
     message = text if is_ours else f"{type(error).__name__}: {text}"
     if isinstance(error, SyntaxError):

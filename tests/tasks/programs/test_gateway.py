@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from collections.abc import Iterator
 from threading import Thread
 from typing import Any
@@ -68,3 +69,46 @@ def test_settings_without_effect_are_reported_once(
     assert len(found) == 3
     for setting in ("temperature=0.5", "tool_choice=required", "response_format=json_object"):
         assert sum(f"has {setting}, which has no effect" in text for text in found) == 1
+
+
+def get(url: str, key: str) -> tuple[int, Any]:
+    try:
+        with urlopen(Request(url, headers={"Authorization": f"Bearer {key}"}), timeout=10) as response:
+            return response.status, json.loads(response.read())
+    except HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_models_are_described_one_by_one(gateway: Gateway) -> None:
+    session = CallSession(agents=["low"], stop_strings={})
+    gateway.open(session)
+    assert get(f"{gateway.base_url}/models/low", session.key)[1]["id"] == "low"
+    status, answer = get(f"{gateway.base_url}/models/other", session.key)
+    assert (status, answer["error"]["message"]) == (404, "model='other' is not an agent; the agents are low")
+    assert get(f"{gateway.base_url}/models/low", "no key")[0] == 401
+
+
+def test_refused_addresses_are_counted_for_the_episode(gateway: Gateway) -> None:
+    session = CallSession(agents=["low"], stop_strings={})
+    gateway.open(session)
+    _, answer = post(f"{gateway.base_url}/responses", {"model": "low", "input": "Hello"}, session.key)
+    assert "set_default_openai_api('chat_completions')" in answer["error"]["message"]
+    assert (session.refused_path, session.num_refused) == ("/v1/responses", 1)
+
+
+def test_settings_cannot_control_a_terminal(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "_reported", set())
+    with caplog.at_level(logging.WARNING):
+        gateway_module._report_ignored("temperature", "\x1b[2J\nippo: done")
+        gateway_module._report_ignored("\x1b[31mred", {"a": "\x1b[2J"})
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+    assert len(caplog.records) == 2
+
+
+def test_malformed_requests_write_no_traceback(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR), socket.create_connection(("127.0.0.1", gateway.port)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20000 + b"\r\n\r\n")
+        assert b"400" in connection.recv(100)
+    assert caplog.records == []

@@ -17,17 +17,18 @@ from ippo_cli.tasks.observations import check_text
 from ippo_cli.tasks.tools.formats import chat_template_text, decode_with_markers, detect_tool_format, parse_tool_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-IGNORED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
+OBEYED = (
+    *("model", "messages", "tools", "tool_choice", "n", "seed", "stop", "stream", "stream_options", "logprobs"),
+    *("max_tokens", "max_completion_tokens", "top_logprobs", "functions", "response_format", "return_token_ids"),
+    "chat_template_kwargs",
 )
-"""Settings of sampling that the configuration fixes: the policy is trained on the distribution that it samples from."""
+"""Settings that are read, refused, or in `UNCONSTRAINED`."""
+ABOUT_REQUESTS = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("parallel_tool_calls", "request_id", "priority", "cache_salt"),
+)
+"""Settings without an effect on the response. All others are reported: the configuration fixes how responses are
+sampled, since the policy is trained on the distribution that it samples from."""
 UNCONSTRAINED = {"tool_choice": ("auto", "none"), "response_format": ("text",)}
 """Values without constraints on responses. Others have no effect, for the same reason: agent frameworks check responses
 themselves, and ask again."""
@@ -109,7 +110,11 @@ def parse_chat_request(body: Any, agents: Collection[str]) -> ChatRequest:
 
 def find_ignored_settings(body: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a request that have no effect, and their values; of objects their type."""
-    ignored = {name: body[name] for name in IGNORED if body.get(name) is not None}
+    ignored = {
+        str(name): value
+        for name, value in body.items()
+        if value is not None and name not in OBEYED and name not in ABOUT_REQUESTS
+    }
     for name, allowed in UNCONSTRAINED.items():
         value = body.get(name)
         kind = value.get("type") if isinstance(value, Mapping) else value

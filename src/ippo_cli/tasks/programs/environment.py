@@ -85,7 +85,9 @@ class ProgramEnvironment:
         self.host.gateway.loop.call_soon_threadsafe(self._watch, self._session, self._program)
         step = self._advance()
         if step.terminated:
-            raise ValueError(f"{self.host.name} ended without a call of an agent")
+            path = self._session.refused_path
+            reason = f"; its request to {path} was refused: only /v1/chat/completions is served" if path else ""
+            raise ValueError(f"{self.host.name} ended without a call of an agent{reason}")
         return step.observations
 
     def _step(self, actions: Mapping[str, Action]) -> Step:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.text import escape_controls
 from ippo_cli.tasks.environment import Action
 from ippo_cli.tasks.programs.chat_completions import (
     ChatRequest,
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _log = logging.getLogger(__name__)
+_http_log = logging.getLogger(f"{__name__}.http")
 _reported: set[str] = set()  # settings without effect that requests had
 
 MAX_REQUEST_BYTES = 8 << 20
 MAX_HEADER_BYTES = 1 << 14
 START_TIMEOUT_S = 30.0
 RATE_LIMITED = 429
+MAX_REPORTED = 32  # settings that are reported: their names are the program's
 BACKLOG = 1024  # connections that programs may open at the same moment
 
 
@@ -107,15 +110,19 @@ class Gateway:
 
     async def _start(self) -> Any:
         web = self._web
+        if not _http_log.filters:
+            _http_log.addFilter(_MalformedRequests())
         application = web.Application(client_max_size=MAX_REQUEST_BYTES)
         for prefix in ("", "/{key}"):
             application.router.add_post(f"{prefix}/v1/chat/completions", self._serve_completion)
             application.router.add_get(f"{prefix}/v1/models", self._list_models)
+            application.router.add_get(f"{prefix}/v1/models/{{name:.+}}", self._show_model)
         application.router.add_route("*", "/{path:.*}", self._refuse_path)
         runner = web.AppRunner(
             application,
             handler_cancellation=True,  # a closed connection ends its handler
             access_log=None,
+            logger=_http_log,
             max_field_size=MAX_HEADER_BYTES,
         )
         await runner.setup()
@@ -137,11 +144,24 @@ class Gateway:
             session = self._find_session(request)
         except RequestError as error:
             return self._web.json_response(error.to_body(), status=error.status)
-        models = [{"id": agent, "object": "model", "created": 0, "owned_by": "ippo-cli"} for agent in session.agents]
-        return self._web.json_response({"object": "list", "data": models})
+        return self._web.json_response({"object": "list", "data": list(map(_describe_model, session.agents))})
+
+    async def _show_model(self, request: web.Request) -> web.Response:
+        try:
+            name = request.match_info["name"]
+            if name not in (agents := self._find_session(request).agents):
+                rule = f"is not an agent; the agents are {', '.join(agents)}"
+                raise RequestError(f"model={name!r:.60} {rule}", status=404, code="model_not_found")
+        except RequestError as error:
+            return self._web.json_response(error.to_body(), status=error.status)
+        return self._web.json_response(_describe_model(name))
 
     async def _refuse_path(self, request: web.Request) -> web.Response:
         rule = "is not served: let the client use chat completions, at OPENAI_BASE_URL/chat/completions"
+        if request.path.rstrip("/").endswith("/responses"):
+            rule += "; openai-agents does after set_default_openai_api('chat_completions')"
+        with suppress(RequestError):
+            self._find_session(request).refuse_path(request.path[:60])
         error = RequestError(f"{request.method} {request.path} {rule}", status=404, code="not_found")
         return self._web.json_response(error.to_body(), status=error.status)
 
@@ -207,10 +227,27 @@ class Gateway:
 
 def _report_ignored(name: str, value: Any) -> None:
     """Warn of a setting without effect, once in a process."""
-    if name not in _reported:
+    if name not in _reported and len(_reported) < MAX_REPORTED:
         _reported.add(name)
         rule = "which has no effect: responses are sampled from the policy as configured"
-        _log.warning("a program's request has %s=%.40s, %s", name, value, rule)
+        _log.warning("a program's request has %s=%s, %s", escape_controls(name[:40]), _shorten(value), rule)
+
+
+def _shorten(value: Any) -> str:
+    """A value of a request in a line of a log."""
+    return escape_controls(str(value)[:40])
+
+
+def _describe_model(agent: str) -> dict[str, Any]:
+    return {"id": agent, "object": "model", "created": 0, "owned_by": "ippo-cli"}
+
+
+class _MalformedRequests(logging.Filter):
+    """Drops tracebacks of requests that are not HTTP: anybody on the machine can send them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        return kind is None or not kind.__module__.startswith("aiohttp.http")
 
 
 def _set_result(future: asyncio.Future[Any], outcome: Any) -> None:

@@ -39,6 +39,7 @@ class CallSession:
     is_shared: bool = False  # by programs that do not know each other
     num_calls: int = 0
     num_refused: int = 0  # requests that were answered by an error
+    refused_path: str = ""  # of the first request to an address that is not served
     failure: str = ""  # why the episode cannot continue
     program_end: ProgramEnd | None = None
     is_closed: bool = False
@@ -78,6 +79,12 @@ class CallSession:
         """Count a request that was answered by an error."""
         with self._changed:
             self.num_refused += 1
+
+    def refuse_path(self, path: str) -> None:
+        """Count a request to an address that is not served."""
+        with self._changed:
+            self.num_refused += 1
+            self.refused_path = self.refused_path or path
 
     def end(self, program_end: ProgramEnd) -> None:
         """The program has ended."""
