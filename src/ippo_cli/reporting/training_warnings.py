@@ -46,6 +46,5 @@ def _computes_in_bf16_on_cpu(config: Config) -> bool:
     """Whether a model of an agent computes in bf16 on the processor of this machine."""
     if config.plan.devices is not None or has_gpu():
         return False
-    return any(
-        Dtype.bf16 in (agent.actor.dtype, getattr(agent.critic, "dtype", None)) for agent in config.task.agents.values()
-    )
+    models = (model for agent in config.task.agents.values() for model in (agent.actor, agent.critic))
+    return any(getattr(model, "dtype", None) is Dtype.bf16 for model in models)
