@@ -59,7 +59,7 @@ TRAIN = [
     (["task.agents.low.template=Sort, please"], ["""quotes: 'task.agents.low.template="Sort, please"'"""]),
     (["experiment=nope"], ["is an unknown option", "choose from", "probe_grid"]),
     (["custom_reward_function.path=x.py"], ["verl has it", "use reward=function reward.function=path.py:function"]),
-    (["actor_rollout_ref.rollout.name=vllm"], ["verl has it", "the training model itself (rollout=hf)"]),
+    (["actor_rollout_ref.rollout.name=vllm"], ["verl has it", "use rollout=hf, rollout=vllm"]),
     (["trainer.nope=1"], ["verl has such keys", "docs/migrating.md"]),
     (["task=two"], ["is an unknown option", "choose your own file", "task=path/to/two.yaml"]),
     (["task=sortin"], ["closest: sorting"]),
