@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ippo_cli.config.errors import EngineError
-from ippo_cli.rollout.content_hash import content_hash
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
 from ippo_cli.rollout.engine_pool import EnginePool
 from ippo_cli.rollout.sampling import sample_tokens, uniforms
+from ippo_cli.rollout.tensor_hash import TensorHash, tensor_hash
 
 
 class FakeEngine:
@@ -101,13 +101,13 @@ class FakeEngine:
         self.loads.append(version)
         return unplaced
 
-    def verify_weights(self, hashes: Mapping[str, int]) -> list[str]:
-        return [name for name, own in self.lm.named_parameters() if content_hash(own) != hashes.get(name)]
+    def verify_weights(self, hashes: Mapping[str, TensorHash]) -> list[str]:
+        return [name for name, own in self.lm.named_parameters() if tensor_hash(own) != hashes.get(name)]
 
     def load_adapter(self, name: str, folder: Path, version: int) -> None:
         raise NotImplementedError
 
-    def verify_adapter(self, name: str, hashes: Mapping[str, int]) -> list[str]:
+    def verify_adapter(self, name: str, hashes: Mapping[str, TensorHash]) -> list[str]:
         raise NotImplementedError
 
     def sleep(self) -> bool:

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from ippo_cli.rollout import shared_tensors
-from ippo_cli.rollout.content_hash import content_hash
 from ippo_cli.rollout.shared_tensors import SharedTensors
+from ippo_cli.rollout.tensor_hash import tensor_hash
 
 READER = """
 import sys
 from pathlib import Path
-from ippo_cli.rollout.content_hash import content_hash
+from ippo_cli.rollout.tensor_hash import tensor_hash
 from ippo_cli.rollout.shared_tensors import SharedTensors
 for name, tensor in SharedTensors(Path(sys.argv[1])).read():
-    print(name, tuple(tensor.shape), tensor.dtype, content_hash(tensor))
+    print(name, tuple(tensor.shape), tensor.dtype, tensor_hash(tensor))
 """
 
 
@@ -47,7 +47,7 @@ def test_another_process_reads_the_same(shared: SharedTensors) -> None:
     shared.write(tensors)
     command = [sys.executable, "-c", READER, str(shared.folder)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert lines == [f"{name} {tuple(t.shape)} {t.dtype} {content_hash(t)}" for name, t in tensors.items()]
+    assert lines == [f"{name} {tuple(t.shape)} {t.dtype} {tensor_hash(t)}" for name, t in tensors.items()]
 
 
 @pytest.mark.parametrize("later", [3, 3000])

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from ippo_cli.rollout.content_hash import content_hash
+from ippo_cli.rollout.tensor_hash import tensor_hash
 from ippo_cli.rollout.tensor_stream import StreamFailure, TensorSender, local_address, receive_tensors
 
 READER = """
 import sys
-from ippo_cli.rollout.content_hash import content_hash
+from ippo_cli.rollout.tensor_hash import tensor_hash
 from ippo_cli.rollout.tensor_stream import receive_tensors
 for name, tensor in receive_tensors(sys.argv[1], int(sys.argv[2]), sys.argv[3], 120.0):
-    print(name, tuple(tensor.shape), tensor.dtype, content_hash(tensor))
+    print(name, tuple(tensor.shape), tensor.dtype, tensor_hash(tensor))
 """
 
 
@@ -75,7 +75,7 @@ def test_two_processes_receive_the_same() -> None:
             sender.send(name, tensor)
         sender.finish()
         lines = [reader.communicate(timeout=120)[0].splitlines() for reader in readers]
-    expected = [f"{name} {tuple(t.shape)} {t.dtype} {content_hash(t)}" for name, t in tensors.items()]
+    expected = [f"{name} {tuple(t.shape)} {t.dtype} {tensor_hash(t)}" for name, t in tensors.items()]
     assert lines == [expected, expected]
 
 

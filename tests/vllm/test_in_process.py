@@ -79,6 +79,25 @@ class Sampler:
         return made
 
 
+def check_fault_ends_the_run(sampler: Sampler, parameter: str, fault: str, tensor: str) -> None:
+    """A transfer after which a parameter of the engine is not what was sent, as by a faulty loader; then a right one."""
+    assert sampler.generator is not None
+    engine, policy = sampler.generator._sources[0].engine, sampler.policies["solo"].policy
+    load = engine.load_weights
+
+    def load_wrongly(weights: Any, version: int) -> list[str]:
+        unplaced = load(weights, version)
+        engine._call("ippo_corrupt", parameter, fault)
+        return unplaced
+
+    engine.load_weights = load_wrongly  # type: ignore[method-assign]
+    policy.copies += 1
+    with pytest.raises(EngineError, match=tensor):
+        sampler.generator.start_collection()
+    engine.load_weights = load  # type: ignore[method-assign]
+    sampler.generator.start_collection()
+
+
 def requests(count: int) -> list[Request]:
     texts = [f"{row} + {row * 7} =" * (1 + row % 3) for row in range(count)]
     return [
@@ -160,6 +179,10 @@ def test_experts_after_each_transfer(kind: str) -> None:
         for request, one in zip(requests(4), sampler.sample(4), strict=True):
             torch.testing.assert_close(one.logprobs, expected_logprobs(sampler, request, one), atol=2e-4, rtol=0)
     assert sampler.generator is not None
+    engine = sampler.generator._sources[0].engine
+    experts = next(name for name in engine._call("ippo_parameters") if name.endswith("w13_weight"))
+    for fault in ("experts", "swap:0:64:64"):
+        check_fault_ends_the_run(sampler, experts, fault, "experts.0")
     sampler.generator.close()
 
 
@@ -270,6 +293,25 @@ def test_transfer_is_exact_and_a_corrupted_one_is_found(sampler: Sampler) -> Non
         generator.start_collection()
     engine.load_weights = load  # type: ignore[method-assign]
     generator.start_collection()
+
+
+ATTENTION = "model.layers.1.self_attn"
+
+
+@pytest.mark.parametrize(
+    ("parameter", "fault", "tensor"),
+    [
+        (f"{ATTENTION}.qkv_proj.weight", "swap:64:128:64", f"{ATTENTION}.k_proj.weight"),
+        (f"{ATTENTION}.qkv_proj.weight", "swap:0:32:32", f"{ATTENTION}.q_proj.weight"),
+        ("model.layers.0.mlp.gate_up_proj.weight", "swap:0:128:128", "model.layers.0.mlp.gate_proj.weight"),
+        ("model.embed_tokens.weight", "roll", "model.embed_tokens.weight"),
+        ("model.norm.weight", "", "model.norm.weight"),
+    ],
+    ids=["k and v exchanged", "heads permuted", "gate and up exchanged", "embedding shifted", "one element changed"],
+)
+def test_faults_of_a_transfer_end_the_run(sampler: Sampler, parameter: str, fault: str, tensor: str) -> None:
+    sampler.sample(2)
+    check_fault_ends_the_run(sampler, parameter, fault, tensor)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -18,7 +18,7 @@ from tiny_engine import build_engine_model, build_model, build_request, build_se
 
 from ippo_cli.config.errors import EngineError
 from ippo_cli.config.schema import WeightPath
-from ippo_cli.rollout.content_hash import content_hash
+from ippo_cli.rollout.tensor_hash import TensorHash, tensor_hash
 from ippo_cli.rollout.vllm import server as server_module
 from ippo_cli.rollout.vllm.server import ServerEngine
 from ippo_cli.rollout.vllm.weight_transfer import NetworkTransfer, SharedMemoryTransfer
@@ -67,8 +67,8 @@ def weights_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
 
 
-def hashes_of(model: torch.nn.Module) -> dict[str, int]:
-    return {name: content_hash(tensor) for name, tensor in weights_of(model)}
+def hashes_of(model: torch.nn.Module) -> dict[str, TensorHash]:
+    return {name: tensor_hash(tensor) for name, tensor in weights_of(model)}
 
 
 @pytest.mark.parametrize("path", [WeightPath.network, WeightPath.auto])

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from ippo_cli.config.errors import EngineError
-from ippo_cli.rollout.content_hash import content_hash
 from ippo_cli.rollout.engine import EngineOutput, EngineRequest
+from ippo_cli.rollout.tensor_hash import TensorHash, tensor_hash
 from ippo_cli.rollout.vllm.server import ServerEngine
 
 pytestmark = [pytest.mark.needs_vllm, pytest.mark.slow]
@@ -48,8 +48,8 @@ def weights_of(model: LlamaForCausalLM) -> list[tuple[str, Tensor]]:
     return [(name, parameter.detach()) for name, parameter in model.named_parameters()]
 
 
-def hashes_of(model: LlamaForCausalLM) -> dict[str, int]:
-    return {name: content_hash(tensor) for name, tensor in weights_of(model)}
+def hashes_of(model: LlamaForCausalLM) -> dict[str, TensorHash]:
+    return {name: tensor_hash(tensor) for name, tensor in weights_of(model)}
 
 
 def complete(engine: ServerEngine, requests: Sequence[EngineRequest]) -> list[EngineOutput]:
@@ -260,7 +260,7 @@ def add_adapter(
             a, b = module.lora_A["default"].weight, module.lora_B["default"].weight
             b.data.normal_(std=0.3)
             layer = name.removeprefix("base_model.model.")
-            hashes |= {f"{layer}.A": content_hash(a), f"{layer}.B": content_hash(b * (ALPHA / RANK))}
+            hashes |= {f"{layer}.A": tensor_hash(a), f"{layer}.B": tensor_hash(b * (ALPHA / RANK))}
     adapted.save_pretrained(folder)
     return adapted, hashes
 

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.load import checkpoint_tensors
-from ippo_cli.rollout.content_hash import content_hash
 from ippo_cli.rollout.decode import stop_ids
+from ippo_cli.rollout.tensor_hash import TensorHash, tensor_hash
 
 RANK_MULTIPLE = 8
 """Engines pad the ranks of adapters to a multiple of this."""
@@ -82,7 +82,7 @@ class SampledWeights:
                     yield from checkpoint_tensors(policy.lm, name, parameter.detach())
 
     @torch.no_grad()
-    def save_adapter(self, folder: Path) -> dict[str, int]:
+    def save_adapter(self, folder: Path) -> dict[str, TensorHash]:
         policy, engine = self.sampled_policy
         adapter: Any = policy.trained_module
         weights: dict[str, Tensor] = {}
@@ -98,7 +98,7 @@ class SampledWeights:
             if part == "B":
                 scaled = weight * adapter.scales[layer]
                 weight = pad(scaled, (0, -scaled.shape[1] % RANK_MULTIPLE))
-            hashes[f"{layer}.{part}"] = content_hash(weight)
+            hashes[f"{layer}.{part}"] = tensor_hash(weight)
         return hashes
 
 

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from ippo_cli.config.batch_sizes import fit_mini_batch
 from ippo_cli.config.schema import Mode
-from ippo_cli.engine.number_formats import default_dtype
+from ippo_cli.engine.number_formats import default_dtype, has_gpu
 
 
 def register_resolvers() -> None:
@@ -33,9 +33,20 @@ def default_recompute_logprobs(ratio_base: str) -> bool:
     return ratio_base == "policy"
 
 
-def default_max_sampler_gap(recompute_logprobs: bool) -> float | None:
-    """The default of `rollout.max_sampler_gap`, which compares both log-probabilities."""
-    return 0.5 if recompute_logprobs else None
+def default_max_sampler_gap(
+    recompute_logprobs: bool, dtype: str, ahead: int, planned_devices: int | None = None
+) -> float | None:
+    """The default of `rollout.max_sampler_gap`: a multiple of the gap that rounding makes; it needs both values.
+
+    Episodes that are collected ahead may have tokens of earlier weights. A GPU multiplies float32 in TF32.
+    """
+    if not recompute_logprobs:
+        return None
+    if ahead:
+        return 0.5
+    if dtype != "fp32":
+        return 0.1
+    return 1e-2 if planned_devices or has_gpu() else 1e-3
 
 
 def default_patience(mode: str) -> int | None:

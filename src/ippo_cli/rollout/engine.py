@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ippo_cli.rollout.sampling import Sampling
+from ippo_cli.rollout.tensor_hash import TensorHash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,16 +94,16 @@ class InferenceEngine(Protocol):
         """
         ...
 
-    def verify_weights(self, hashes: Mapping[str, int]) -> list[str]:
-        """The names of tensors with another content hash in the engine than in `hashes`."""
+    def verify_weights(self, hashes: Mapping[str, TensorHash]) -> list[str]:
+        """The names of tensors with another hash in the engine than in `hashes`."""
         ...
 
     def load_adapter(self, name: str, folder: Path, version: int) -> None:
         """Replace an adapter by the one in a folder of PEFT's format. Clears the prefix cache."""
         ...
 
-    def verify_adapter(self, name: str, hashes: Mapping[str, int]) -> list[str]:
-        """The matrices of an adapter with another content hash in the engine; keys are `LAYER.A` and `LAYER.B`."""
+    def verify_adapter(self, name: str, hashes: Mapping[str, TensorHash]) -> list[str]:
+        """The matrices of an adapter with another hash in the engine; keys are `LAYER.A` and `LAYER.B`."""
         ...
 
     def sleep(self) -> bool:

@@ -18,7 +18,6 @@ from ippo_cli.config.errors import EngineError, NonFiniteError
 from ippo_cli.config.schema import RolloutConfig, SamplingConfig
 from ippo_cli.config.text import join_names
 from ippo_cli.engine import distributed
-from ippo_cli.rollout.content_hash import content_hash
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest, InferenceEngine
 from ippo_cli.rollout.engine_pool import EnginePool
 from ippo_cli.rollout.generator import (
@@ -31,6 +30,7 @@ from ippo_cli.rollout.generator import (
 )
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.sampling import Sampling
+from ippo_cli.rollout.tensor_hash import TensorHash, tensor_hash
 from ippo_cli.types import Completion
 
 MAX_NAMES = 3  # tensors that an error names
@@ -252,7 +252,7 @@ class EngineGenerator:
             return
         names = join_names(source.agents)
         verifies = self._is_verification_due(source)
-        hashes: dict[str, int] = {}
+        hashes: dict[str, TensorHash] = {}
         source.loaded = None
         with distributed.synchronize_errors():
             weights = _HashedWeights(source.policy.iterate_model_weights(), hashes if verifies else None)
@@ -359,13 +359,13 @@ class _Abort:
 class _HashedWeights:
     """Iterates over named tensors once, and hashes each if `hashes` is given."""
 
-    def __init__(self, weights: Iterator[tuple[str, Tensor]], hashes: dict[str, int] | None) -> None:
+    def __init__(self, weights: Iterator[tuple[str, Tensor]], hashes: dict[str, TensorHash] | None) -> None:
         self._weights, self._hashes = weights, hashes
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._weights:
             if self._hashes is not None:
-                self._hashes[name] = content_hash(tensor)
+                self._hashes[name] = tensor_hash(tensor)
             yield name, tensor
 
     def exhaust(self) -> None:

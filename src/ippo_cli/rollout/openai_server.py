@@ -20,6 +20,7 @@ from ippo_cli.config.schema import ServerConnectionConfig
 from ippo_cli.rollout.completion_client import CONNECT_TIMEOUT_S, CompletionClient, ServerFailure
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
 from ippo_cli.rollout.sampling import Sampling
+from ippo_cli.rollout.tensor_hash import TensorHash
 
 WAIT_S = 0.2
 """How long a step waits for the first completion."""
@@ -120,13 +121,13 @@ class OpenAIServerEngine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> list[str]:
         self._refuse_weights()
 
-    def verify_weights(self, hashes: Mapping[str, int]) -> list[str]:
+    def verify_weights(self, hashes: Mapping[str, TensorHash]) -> list[str]:
         self._refuse_weights()
 
     def load_adapter(self, name: str, folder: Path, version: int) -> None:
         self._refuse_weights()
 
-    def verify_adapter(self, name: str, hashes: Mapping[str, int]) -> list[str]:
+    def verify_adapter(self, name: str, hashes: Mapping[str, TensorHash]) -> list[str]:
         self._refuse_weights()
 
     def sleep(self) -> bool:

@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.models.actor import MultiAdapterBatch, Policy
+from ippo_cli.rollout.tensor_hash import TensorHash
 
 
 class GenerationPolicy(Protocol):
@@ -78,10 +79,10 @@ class GenerationPolicy(Protocol):
         """
         ...
 
-    def save_adapter(self, folder: Path) -> dict[str, int]:
+    def save_adapter(self, folder: Path) -> dict[str, TensorHash]:
         """Write its adapter in PEFT's format, on every rank. Collective.
 
-        Returns the content hash (`content_hash`) of each matrix, by `LAYER.A` and `LAYER.B`; that of B times the
+        Returns the hash (`tensor_hash`) of each matrix, by `LAYER.A` and `LAYER.B`; that of B times the
         adapter's scale, both in the base's dtype.
         """
         ...

@@ -24,6 +24,7 @@ from ippo_cli.rollout.engine_generator import EngineGenerator
 from ippo_cli.rollout.engine_pool import EnginePool
 from ippo_cli.rollout.generator import Poll
 from ippo_cli.rollout.openai_server import OpenAIServerEngine, ServerKeys
+from ippo_cli.rollout.tensor_hash import TensorHash
 
 
 @dataclass(kw_only=True)
@@ -53,7 +54,7 @@ class ServedPolicy:
     def iterate_model_weights(self) -> Iterator[tuple[str, Tensor]]:
         self._refuse_weights()
 
-    def save_adapter(self, folder: Path) -> dict[str, int]:
+    def save_adapter(self, folder: Path) -> dict[str, TensorHash]:
         self._refuse_weights()
 
     def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:

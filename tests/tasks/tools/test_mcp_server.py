@@ -17,9 +17,12 @@ from ippo_cli.tasks.tools.runner import ToolRunner
 pytest.importorskip("mcp")
 SERVER = """
 import os, time
-from mcp.server.fastmcp import FastMCP
+try:
+    from mcp.server.mcpserver import MCPServer as Server
+except ImportError:  # before version 2
+    from mcp.server.fastmcp import FastMCP as Server
 
-server = FastMCP("tests")
+server = Server("tests")
 
 @server.tool()
 def add(a: int, b: int) -> int:

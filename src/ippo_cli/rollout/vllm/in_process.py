@@ -17,8 +17,10 @@ from ippo_cli.config.errors import EngineError
 from ippo_cli.config.schema import VllmConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
+from ippo_cli.rollout.tensor_hash import TensorHash
 from ippo_cli.rollout.vllm.arguments import engine_arguments, make_params, write_model_folder
-from ippo_cli.rollout.vllm.worker_extension import compare_adapter, sum_by_parameter
+from ippo_cli.rollout.vllm.weight_layout import find_differing_tensors
+from ippo_cli.rollout.vllm.worker_extension import compare_adapter
 
 
 class InProcessEngine:
@@ -114,13 +116,8 @@ class InProcessEngine:
         self._version = version
         return sorted(name for name, parameters in self._places.items() if not parameters)
 
-    def verify_weights(self, hashes: Mapping[str, int]) -> list[str]:
-        expected, found = sum_by_parameter(self._places, hashes), self._call("ippo_hashes")
-        wrong = {name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)}
-        return sorted(
-            {name for name, parameters in self._places.items() if wrong.intersection(parameters)}
-            | (wrong - expected.keys())
-        )
+    def verify_weights(self, hashes: Mapping[str, TensorHash]) -> list[str]:
+        return find_differing_tensors(self._places, hashes, [self._call("ippo_hashes")])
 
     def load_adapter(self, name: str, folder: Path, version: int) -> None:
         number = self._adapters.setdefault(name, len(self._adapters) + 1)
@@ -128,7 +125,7 @@ class InProcessEngine:
         self._engine.reset_prefix_cache()
         self._versions[name] = version
 
-    def verify_adapter(self, name: str, hashes: Mapping[str, int]) -> list[str]:
+    def verify_adapter(self, name: str, hashes: Mapping[str, TensorHash]) -> list[str]:
         found = self._call("ippo_adapter_hashes", self._adapters[name])
         return compare_adapter(self._call("ippo_adapter_modules"), hashes, [found])
 

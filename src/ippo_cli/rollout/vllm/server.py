@@ -20,10 +20,12 @@ from ippo_cli.config.schema import VllmConfig, WeightPath
 from ippo_cli.rollout.completion_client import CompletionClient, ServerFailure
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
 from ippo_cli.rollout.shared_tensors import SharedTensors, boot_id
+from ippo_cli.rollout.tensor_hash import TensorHash
 from ippo_cli.rollout.vllm.arguments import engine_arguments, request_parameters, write_model_folder
 from ippo_cli.rollout.vllm.serve import COMMAND
 from ippo_cli.rollout.vllm.server_log import ServerLog
 from ippo_cli.rollout.vllm.server_process import ServerProcess
+from ippo_cli.rollout.vllm.weight_layout import find_differing_tensors
 from ippo_cli.rollout.vllm.weight_transfer import (
     CHUNK_BYTES,
     NetworkTransfer,
@@ -32,7 +34,7 @@ from ippo_cli.rollout.vllm.weight_transfer import (
     Workers,
     find_transfer_address,
 )
-from ippo_cli.rollout.vllm.worker_extension import compare_adapter, sum_by_parameter
+from ippo_cli.rollout.vllm.worker_extension import compare_adapter
 
 WAIT_S = 0.2
 """How long a step waits for the first completion."""
@@ -161,17 +163,10 @@ class ServerEngine:
         self._call("POST", "/resume")
         return sorted(name for name, parameters in self._places.items() if not parameters)
 
-    def verify_weights(self, hashes: Mapping[str, int]) -> list[str]:
+    def verify_weights(self, hashes: Mapping[str, TensorHash]) -> list[str]:
         if self._transfer is None:
             return []
-        expected = sum_by_parameter(self._places, hashes)
-        workers: list[dict[str, int]] = self._rpc("ippo_hashes")
-        names = expected.keys() | {name for found in workers for name in found}
-        wrong = {name for name in names if not _is_found(expected.get(name), [found.get(name) for found in workers])}
-        return sorted(
-            {name for name, parameters in self._places.items() if wrong.intersection(parameters)}
-            | (wrong - expected.keys())
-        )
+        return find_differing_tensors(self._places, hashes, self._rpc("ippo_hashes"))
 
     def load_adapter(self, name: str, folder: Path, version: int) -> None:
         if self._transfer is not None:
@@ -193,11 +188,11 @@ class ServerEngine:
             self._reset_prefix_cache()
         self._adapter_versions[name] = version
 
-    def verify_adapter(self, name: str, hashes: Mapping[str, int]) -> list[str]:
+    def verify_adapter(self, name: str, hashes: Mapping[str, TensorHash]) -> list[str]:
         if self._transfer is None:
             return []
         modules: dict[str, list[str]] = self._rpc("ippo_adapter_modules")[0]
-        workers: list[dict[str, int]] = self._rpc("ippo_adapter_hashes", self._adapters[name])
+        workers: list[dict[str, list[list[int]]]] = self._rpc("ippo_adapter_hashes", self._adapters[name])
         return compare_adapter(modules, hashes, workers)
 
     def sleep(self) -> bool:
@@ -374,10 +369,3 @@ class ServerEngine:
             error = EngineError(f"rollout.vllm.url={self._url}: {reason}")
         self.close()
         raise error from None
-
-
-def _is_found(expected: int | None, found: list[int | None]) -> bool:
-    """Whether workers have a parameter with this hash, whole in each or in parts."""
-    if expected is None or None in found:
-        return False
-    return set(found) == {expected} or sum(part for part in found if part is not None) % 2**64 == expected

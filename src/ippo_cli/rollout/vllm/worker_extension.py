@@ -14,10 +14,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ippo_cli.rollout.content_hash import content_hash
 from ippo_cli.rollout.shared_tensors import SharedTensors, boot_id
+from ippo_cli.rollout.tensor_hash import TensorHash, tensor_hash
 from ippo_cli.rollout.tensor_stream import receive_tensors
 from ippo_cli.rollout.vllm.cpu_build import keep_expert_weights, keep_weights, pack_layers
+from ippo_cli.rollout.vllm.weight_layout import ParameterHashes, WeightLayout
 
 keep_weights()
 keep_expert_weights()
@@ -28,6 +29,7 @@ class WorkerExtension:
 
     model_runner: Any
     lora_config: Any
+    _ippo_shapes: dict[str, dict[str, tuple[int, ...]]]  # by parameter and tensor
 
     def ippo_load_weights(self, weights: Iterable[tuple[str, Tensor]], mapped: bool) -> dict[str, list[str]]:
         """Load a model's weights by their names in a checkpoint; call `ippo_finish` after the last of them.
@@ -42,12 +44,16 @@ class WorkerExtension:
 
             initialize_layerwise_reload(model)
             self._ippo_is_loading = True
+            if not mapped:
+                self._ippo_shapes = {}
         if mapped:
             model.load_weights(iter(weights))
             return {}
         known = set(self.ippo_parameters())
         for name, tensor in weights:
             places[name] = sorted(known.intersection(model.load_weights(iter([(name, tensor)])) or ()))
+            for parameter in places[name]:
+                self._ippo_shapes.setdefault(parameter, {})[name] = tuple(tensor.shape)
         return places
 
     def ippo_load_shared(self, folder: str, mapped: bool) -> dict[str, list[str]]:
@@ -109,23 +115,34 @@ class WorkerExtension:
         """The names of the model's parameters; tied ones once."""
         return [_plain_name(name) for name, _ in self._ippo_model().named_parameters()]
 
-    def ippo_hashes(self) -> dict[str, int]:
-        """The content hash of every parameter, in the model's dtype."""
-        dtype = self.model_runner.vllm_config.model_config.dtype
-        return {
-            _plain_name(name): content_hash(parameter.to(dtype) if parameter.is_floating_point() else parameter)
-            for name, parameter in self._ippo_model().named_parameters()
-        }
+    def ippo_hashes(self) -> dict[str, ParameterHashes]:
+        """The hashes of the tensors in every parameter (`WeightLayout.hash_parameter`), in the model's dtype."""
+        from vllm.distributed import parallel_state  # pyright: ignore[reportMissingImports]
 
-    def ippo_adapter_hashes(self, number: int) -> dict[str, int]:
-        """The content hash of each matrix of an adapter in the slot that forwards read, by module and `A` or `B`."""
+        dtype = self.model_runner.vllm_config.model_config.dtype
+        layout = WeightLayout(
+            self._ippo_model(),
+            rank=parallel_state.get_tensor_model_parallel_rank(),
+            num_ranks=parallel_state.get_tensor_model_parallel_world_size(),
+        )
+        hashes = {}
+        for full_name, parameter in self._ippo_model().named_parameters():
+            name = _plain_name(full_name)
+            values = parameter.to(dtype) if parameter.is_floating_point() else parameter
+            hashes[name] = layout.hash_parameter(name, values, self._ippo_shapes.get(name, {}))
+        return hashes
+
+    def ippo_adapter_hashes(self, number: int) -> dict[str, list[TensorHash]]:
+        """The hashes of an adapter's matrices in the slot that forwards read, by module and `A` or `B`: one for each
+        layer that the module fuses.
+        """
         manager = self.model_runner.lora_manager._adapter_manager
         slot = manager.lora_index_to_id.index(number)
-        hashes: dict[str, int] = {}
-        for name, module in manager.modules.items():
-            for part, stacked in (("A", module.lora_a_stacked), ("B", module.lora_b_stacked)):
-                hashes[f"{name}.{part}"] = sum(content_hash(whole[slot]) for whole in _as_tuple(stacked)) % 2**64
-        return hashes
+        return {
+            f"{name}.{part}": [tensor_hash(whole[slot]) for whole in _as_tuple(stacked)]
+            for name, module in manager.modules.items()
+            for part, stacked in (("A", module.lora_a_stacked), ("B", module.lora_b_stacked))
+        }
 
     def ippo_adapters(self) -> list[int]:
         """The numbers of the adapters that the model has."""
@@ -137,31 +154,49 @@ class WorkerExtension:
         manager = self.model_runner.lora_manager._adapter_manager
         return {name: list(manager.packed_modules.get(name, [name])) for name in manager.modules}
 
-    def ippo_corrupt(self, name: str) -> None:
-        """Change one element of a parameter: for tests of the verification."""
+    def ippo_corrupt(self, name: str, fault: str = "") -> None:
+        """Change a parameter as a faulty transfer would: for tests of the verification.
+
+        `fault`: empty to change one element; `roll`: to shift rows by one; `swap:A:B:C`: to exchange C rows from A with
+        those from B; `experts`: to exchange the first two.
+        """
         parameters = {_plain_name(own): parameter for own, parameter in self._ippo_model().named_parameters()}
-        parameters[name].data.view(-1)[0] += 1
+        values = parameters[name].data
+        if fault == "roll":
+            values.copy_(values.roll(1, 0))
+        elif fault == "experts":
+            values[[0, 1]] = values[[1, 0]]
+        elif fault:
+            first, second, count = (int(number) for number in fault.split(":")[1:])
+            rows = values[0] if values.dim() > 2 else values
+            kept = rows[first : first + count].clone()
+            rows[first : first + count] = rows[second : second + count]
+            rows[second : second + count] = kept
+        else:
+            values.view(-1)[0] += 1
 
     def _ippo_model(self) -> nn.Module:
         return self.model_runner.get_model()
 
 
 def compare_adapter(
-    modules: Mapping[str, list[str]], hashes: Mapping[str, int], workers: Sequence[Mapping[str, int]]
+    modules: Mapping[str, list[str]],
+    hashes: Mapping[str, TensorHash],
+    workers: Sequence[Mapping[str, Sequence[Sequence[int]]]],
 ) -> list[str]:
     """The matrices of an adapter that differ in some worker, and those that the engine has no place for.
 
     `modules`: the layers that each of the engine's modules fuses. `hashes`: expected, by `LAYER.A` and `LAYER.B`.
+    `workers`: the hashes of each module's matrices in each worker (`WorkerExtension.ippo_adapter_hashes`).
     """
     wrong, known = [], set()
     for module, parts in modules.items():
         folder = module.rpartition(".")[0]
         layers = [part if "." in part else f"{folder}.{part}" for part in parts]
         for matrix in "AB":
-            keys = [f"{layer}.{matrix}" for layer in layers]
-            known.update(keys)
-            expected = sum(hashes.get(key, 0) for key in keys) % 2**64
-            if any(found.get(f"{module}.{matrix}") != expected for found in workers):
+            expected = [tuple(hashes.get(f"{layer}.{matrix}", (0, 0))) for layer in layers]
+            known.update(f"{layer}.{matrix}" for layer in layers)
+            if any([tuple(one) for one in found.get(f"{module}.{matrix}", ())] != expected for found in workers):
                 wrong.append(f"{module}.lora_{matrix}")
     return sorted([*wrong, *(hashes.keys() - known)])
 
@@ -180,12 +215,3 @@ def _plain_name(name: str) -> str:
 
 def _as_tuple(stacked: Any) -> tuple[Tensor, ...]:
     return stacked if isinstance(stacked, tuple) else (stacked,)
-
-
-def sum_by_parameter(places: Mapping[str, list[str]], hashes: Mapping[str, int]) -> dict[str, int]:
-    """The expected hash of each engine parameter: the sum over the tensors that were loaded into it."""
-    sums: dict[str, int] = {}
-    for name, parameters in places.items():
-        for parameter in parameters:
-            sums[parameter] = (sums.get(parameter, 0) + hashes[name]) % 2**64
-    return sums

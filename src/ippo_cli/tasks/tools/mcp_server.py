@@ -44,13 +44,18 @@ def load_server_tools(command: tuple[str, ...], setting: str) -> list[Tool]:
                 "function": {
                     "name": tool.name,
                     "description": tool.description or "",
-                    "parameters": dict(tool.inputSchema),
+                    "parameters": _read_field(tool, "inputSchema"),
                 },
             },
             source=command,
         )
         for tool in listed
     ]
+
+
+def _read_field(message: Any, name: str) -> Any:
+    """A field by its name in the protocol: the attributes of versions 1 and 2 of the client differ."""
+    return message.model_dump(by_alias=True)[name]
 
 
 class McpServer:
@@ -77,7 +82,7 @@ class McpServer:
             self.close()
             return False, f"the server failed ({format_error(error)})"
         texts = [getattr(part, "text", f"[{part.type}]") for part in result.content]
-        return not result.isError, format_result("\n".join(texts))
+        return not _read_field(result, "isError"), format_result("\n".join(texts))
 
     def close(self) -> None:
         """End the process."""
