@@ -20,7 +20,7 @@ from ippo_cli.types import Episode
 
 pytest.importorskip("aiohttp", reason="needs the extra program")
 pytest.importorskip(
-    "verifiers.v1", reason="needs pip install 'verifiers>=0.4,<0.5'; its mcp is not that of the extra mcp"
+    "verifiers.v1", reason="needs pip install 'verifiers>=0.4,<0.5'"
 )
 pytestmark = pytest.mark.slow
 

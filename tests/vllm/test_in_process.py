@@ -80,7 +80,7 @@ class Sampler:
 
 
 def check_fault_ends_the_run(sampler: Sampler, parameter: str, fault: str, tensor: str) -> None:
-    """A transfer after which a parameter of the engine is not what was sent, as by a faulty loader; then a right one."""
+    """A transfer after which a parameter of the engine is not what was sent; then a right one."""
     assert sampler.generator is not None
     engine, policy = sampler.generator._sources[0].engine, sampler.policies["solo"].policy
     load = engine.load_weights

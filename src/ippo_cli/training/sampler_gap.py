@@ -38,5 +38,5 @@ def check_sampler_gap(
             raise EngineError(
                 f"rollout.max_sampler_gap={rollout.max_sampler_gap}: the log-probabilities of {name} in the engine and "
                 f"in the trainer differ by {gap:.3g} per token on average; the engine computes another model, or has "
-                "weights of an earlier update: use rollout=hf, or actor.dtype=fp32, or raise the bound if rounding explains it"
+                "weights of an earlier update: use rollout=hf or actor.dtype=fp32; or raise the bound if it is rounding"
             )

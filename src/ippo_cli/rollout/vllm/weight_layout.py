@@ -15,7 +15,7 @@ WHOLE = ""
 SWAPPED_BACKENDS = ("FLASHINFER_CUTLASS",)
 """Kernels of experts that have the gate after the other projection."""
 REORDERED_LAYERS = ("query_key_value",)
-"""Layers of GPT-NeoX, BLOOM and Falcon, whose rows vLLM sorts into queries, keys and values."""
+"""Layers of GPT-NeoX, BLOOM and Falcon: vLLM sorts their rows into queries, keys and values."""
 ParameterHashes = dict[str, TensorHash]  # by tensor, or by WHOLE
 TensorShapes = Mapping[str, Sequence[int]]
 
@@ -41,8 +41,10 @@ class WeightLayout:
         self._rank, self._num_ranks = rank, num_ranks
         self._fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", None) or {}
         self._experts: dict[str, tuple[int, str]] = {}  # by part of a tensor's name: number and w1, w2 or w3
-        if callable(mapping := getattr(model, "get_expert_mapping", None)):
-            self._experts = {name: (number, projection) for _, name, number, projection in mapping()}  # pyright: ignore
+        for module in model.modules():
+            if callable(mapping := getattr(module, "get_expert_mapping", None)):
+                for _, part, number, projection in mapping():
+                    self._experts[part.replace("base_layer.", "")] = (number, projection)
         backends = {_backend_of(module) for module in model.modules()}
         self._swaps_gates = bool(backends.intersection(SWAPPED_BACKENDS))
 

@@ -169,9 +169,9 @@ class WorkerExtension:
         elif fault:
             first, second, count = (int(number) for number in fault.split(":")[1:])
             rows = values[0] if values.dim() > 2 else values
-            kept = rows[first : first + count].clone()
+            first_rows = rows[first : first + count].clone()
             rows[first : first + count] = rows[second : second + count]
-            rows[second : second + count] = kept
+            rows[second : second + count] = first_rows
         else:
             values.view(-1)[0] += 1
 
