@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ippo_cli.rollout.tensor_hash import TensorHash, tensor_hash
 
 WHOLE = ""
-"""In place of a tensor's name: a parameter whose layout is not known."""
+"""In place of the name of a tensor: the layout of the parameter is not known."""
 SWAPPED_BACKENDS = ("FLASHINFER_CUTLASS",)
 """Kernels of experts that have the gate after the other projection."""
 REORDERED_LAYERS = ("query_key_value",)
