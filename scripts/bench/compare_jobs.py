@@ -48,7 +48,12 @@ JOBS: dict[str, tuple[str, ...]] = {
     "hacpo": ("task=sorting_peers", *SORTING, "algorithm=hacpo", "rollout.num_generations=4"),
     "opponents": ("+experiment=self_play", "team.opponent_pool.every=1", "algorithm.mini_batch_size=16"),
     "lora": (*SORTING, "actor=tiny_lora", "team=shared_base", "algorithm=ppo"),
-    "counterfactual": (*SORTING, "algorithm=ppo", "reward.credit_assignment=counterfactual"),
+    "counterfactual": (
+        *SORTING,
+        "algorithm=ppo",
+        "reward.credit_assignment=counterfactual",
+        "reward.credit_alternatives=2",
+    ),
     "refill": (
         *SORTING,
         "algorithm=dapo",
