@@ -63,7 +63,7 @@ JOBS: dict[str, tuple[str, ...]] = {
         "task.curriculum.band_high=0.9",
     ),
     "rae": ("task=relay", "algorithm=rae"),
-    "ensemble": (*SORTING, "algorithm=ppo", "critic.ensemble=2"),
+    "ensemble": (*SORTING, "algorithm=ppo", "critic.ensemble=2", "algorithm.value_clip_range=null"),
 }
 
 
