@@ -146,9 +146,9 @@ def test_places_keep_their_groups_when_no_round_is_left(tmp_path: Path) -> None:
             found[rounds] = [
                 [turn.completion.text for turn in episode.turns] for episode in collected.experience.episodes
             ]
+            drawn = drawn_groups(trainer) if rounds else None
     assert positions(collected.experience) == list(range(PROMPTS))
     assert found[2] == found[0]
-            drawn = drawn_groups(trainer) if rounds else None
     assert collected.buffer.prompts.end == 3 * PROMPTS
     assert drawn is not None
     assert drawn.positions == list(range(3 * PROMPTS))
