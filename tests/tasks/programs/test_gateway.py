@@ -171,6 +171,12 @@ def test_new_connection_closes_the_oldest_idle_one() -> None:
         gateway.close()
 
 
+def test_closed_connections_do_not_count() -> None:
+    gateway = Gateway(limits=ConnectionLimits(max_connections=3))
+    assert [post(f"{gateway.base_url}/chat/completions", {})[0] for _ in range(20)] == [401] * 20
+    gateway.close()
+
+
 def test_connection_above_the_limit_gets_503_if_none_is_idle() -> None:
     gateway = Gateway(limits=ConnectionLimits(max_connections=3))
     session = CallSession(agents=["low"], stop_strings={})

@@ -16,6 +16,7 @@ MAX_CONNECTIONS = 4096
 MIN_CONNECTIONS = 16
 MAX_REFUSALS = 64  # connections that wait for their client to read the refusal
 REFUSAL_S = 1.0
+CONNECT_S = 0.5  # from the creation of a protocol to its connection: a few rounds of the loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +36,54 @@ class ConnectionLimits:
 
 
 class ConnectionPool:
-    """The connections of an aiohttp server. One above the limit closes the one that is idle for longest, or gets 503."""
+    """The connections of an aiohttp server. One above the limit closes those that are idle for longest, or gets 503."""
 
     def __init__(self, server: web.Server, limits: ConnectionLimits) -> None:
         self._server, self._limits = server, limits
         self._loop = asyncio.get_running_loop()
-        self._last_use: dict[web.RequestHandler, float] = {}
+        self._last_use: dict[web.RequestHandler, float] = {}  # of accepted connections; closed ones are removed late
+        self._new: set[web.RequestHandler] = set()  # accepted, and maybe not yet connected
         self._busy: set[web.RequestHandler] = set()
         self._num_refused = 0
 
     def accept(self) -> asyncio.Protocol:
         """The protocol of a new connection, for `create_server`."""
-        connections = [one for one in self._server.connections if one.transport is not None]
-        self._last_use = {one: self._last_use.get(one, 0.0) for one in connections}
-        if len(connections) >= self._limits.count():
-            idle = [one for one in connections if one not in self._busy]
-            if not idle:
-                return _RefusedConnection(self)
-            min(idle, key=self._last_use.__getitem__).force_close()
+        limit = self._limits.count()
+        if len(self._last_use) >= limit:
+            self._close_idle(limit)
+        if len(self._last_use) >= limit:
+            return _RefusedConnection(self)
         connection = self._server()
+        self._new.add(connection)
         self._last_use[connection] = accepted = self._loop.time()
+        self._loop.call_later(CONNECT_S, self._new.discard, connection)
         self._loop.call_later(self._limits.idle_s, self._close_unused, connection, accepted)
         return connection
+
+    def _close_idle(self, limit: int) -> None:
+        """Forget closed connections. If none were closed, close some idle ones: many, because finding them is slow."""
+        self._new.difference_update(self._server.connections)
+        connected = [one for one in self._server.connections if one.transport is not None]
+        present = {*connected, *self._new}
+        self._last_use = {one: used for one, used in self._last_use.items() if one in present}
+        if len(self._last_use) < limit:
+            return
+        idle = [one for one in connected if one not in self._busy and one in self._last_use]
+        for one in sorted(idle, key=self._last_use.__getitem__)[: max(1, limit // 16)]:
+            one.force_close()
+            del self._last_use[one]
 
     async def handle(self, request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
         """Handle a request; its connection is not idle until then."""
         connection = request.protocol
+        self._new.discard(connection)
         self._busy.add(connection)
         try:
             return await handler(request)
         finally:
             self._busy.discard(connection)
-            self._last_use[connection] = self._loop.time()
+            if connection in self._last_use:
+                self._last_use[connection] = self._loop.time()
 
     def _close_unused(self, connection: web.RequestHandler, accepted: float) -> None:
         """Close a connection without a first request; older aiohttp has no limit before it."""
