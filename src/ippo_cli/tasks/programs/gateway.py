@@ -207,7 +207,8 @@ class Gateway:
 
     async def _read_body(self, request: web.Request) -> Any:
         try:
-            return await asyncio.wait_for(request.json(), self._limits.body_s)
+            async with asyncio.timeout(self._limits.body_s):
+                return await request.json()
         except TimeoutError as error:
             rule = f"the body did not arrive in {self._limits.body_s:g} s"
             raise RequestError(rule, status=408, code="request_timeout") from error
