@@ -37,9 +37,11 @@ def check_interpolations(source: YamlSource, root: yaml.Node) -> None:
         text = node.value if TEXT_KEYS.fullmatch(key) else re.sub(r"\\+\$\{", "${", node.value)
         for name in find_resolvers(text):
             if name not in FILE_RESOLVERS:
-                shown = key.removeprefix(f"{source.group}.")
+                local_key = key.removeprefix(f"{source.group}.")
                 typed = quote_for_shell(f"{key}=${{{name}:...}}")
-                source.raise_error(node, shown, _describe_call(name), f"type the value on the command line: {typed}")
+                source.raise_error(
+                    node, local_key, _describe_call(name), f"type the value on the command line: {typed}"
+                )
 
 
 def check_saved_prompts(folder: Path, saved: Sequence[str], typed_now: Sequence[str]) -> None:

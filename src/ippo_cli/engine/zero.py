@@ -534,7 +534,8 @@ def _replace_enums(state: Any) -> Any:
 def _read_file(path: str, map_location: Any = None, mapped: bool = False) -> dict[str, Any]:
     """Read one file as data: unpickle only the three classes that DeepSpeed writes.
 
-    Raises `ResumeError` for a file with other objects, whose reading could run code, and for one that is damaged.
+    Raises `ResumeError` for a file with other objects, which could run code when they are read, and for one that is
+    damaged.
     """
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum

@@ -52,7 +52,7 @@ class ConnectionPool:
         if len(self._last_use) >= limit:
             self._close_idle(limit)
         if len(self._last_use) >= limit:
-            return _RefusedConnection(self)
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._refuse)
         connection = self._server()
         self._new.add(connection)
         self._last_use[connection] = accepted = self._loop.time()
@@ -85,30 +85,24 @@ class ConnectionPool:
             if connection in self._last_use:
                 self._last_use[connection] = self._loop.time()
 
-    def _close_unused(self, connection: web.RequestHandler, accepted: float) -> None:
-        """Close a connection without a first request; older aiohttp has no limit before it."""
-        if connection not in self._busy and self._last_use.get(connection) == accepted:
-            connection.force_close()
-
-
-class _RefusedConnection(asyncio.Protocol):
-    """A connection that is answered by 503."""
-
-    def __init__(self, pool: ConnectionPool) -> None:
-        self._pool = pool
-        pool._num_refused += 1
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        if self._pool._num_refused > MAX_REFUSALS:
-            transport.abort()
+    async def _refuse(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer a connection above the limit by 503."""
+        if self._num_refused >= MAX_REFUSALS:
+            writer.transport.abort()
             return
         message = "all connections of the server are in use; try again, or close connections that are not used"
         body = json.dumps({"error": {"message": message, "type": "server_error", "code": "too_many_connections"}})
         head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-        transport.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-        # At once, the client's unread request would reset the connection before the client reads the answer.
-        asyncio.get_running_loop().call_later(REFUSAL_S, transport.abort)
+        self._num_refused += 1
+        try:
+            writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            # At once, the client's unread request would reset the connection before the client reads the answer.
+            await asyncio.sleep(REFUSAL_S)
+        finally:
+            self._num_refused -= 1
+            writer.transport.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._pool._num_refused -= 1
+    def _close_unused(self, connection: web.RequestHandler, accepted: float) -> None:
+        """Close a connection without a first request; older aiohttp has no limit before it."""
+        if connection not in self._busy and self._last_use.get(connection) == accepted:
+            connection.force_close()
