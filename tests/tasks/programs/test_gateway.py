@@ -167,6 +167,8 @@ def test_new_connection_closes_the_oldest_idle_one() -> None:
         assert connections[0].recv(100) == b""
         connections[2].sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
         assert connections[2].recv(1000).startswith(b"HTTP/1.1 401")
+        for connection in connections:
+            connection.close()
     finally:
         gateway.close()
 

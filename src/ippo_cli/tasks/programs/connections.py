@@ -85,7 +85,7 @@ class ConnectionPool:
             if connection in self._last_use:
                 self._last_use[connection] = self._loop.time()
 
-    async def _refuse(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _refuse(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer a connection above the limit by 503."""
         if self._num_refused >= MAX_REFUSALS:
             writer.transport.abort()
@@ -94,13 +94,13 @@ class ConnectionPool:
         body = json.dumps({"error": {"message": message, "type": "server_error", "code": "too_many_connections"}})
         head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
         self._num_refused += 1
-        try:
-            writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-            # At once, the client's unread request would reset the connection before the client reads the answer.
-            await asyncio.sleep(REFUSAL_S)
-        finally:
-            self._num_refused -= 1
-            writer.transport.abort()
+        writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        # At once, the client's unread request would reset the connection before the client reads the answer.
+        self._loop.call_later(REFUSAL_S, self._end_refusal, writer)
+
+    def _end_refusal(self, writer: asyncio.StreamWriter) -> None:
+        self._num_refused -= 1
+        writer.transport.abort()
 
     def _close_unused(self, connection: web.RequestHandler, accepted: float) -> None:
         """Close a connection without a first request; older aiohttp has no limit before it."""
