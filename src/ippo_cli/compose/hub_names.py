@@ -49,6 +49,12 @@ def check_hub_access(config: Config, *, models: bool = True, training: bool = Tr
     _check_access([*named, *(_dataset_hub_names(config, training=training) if data else ())])
 
 
+def path_names(config: Config) -> Iterator[tuple[str, str]]:
+    """Settings and values that name models and data, for a training run; each once."""
+    named = [*_model_hub_names(config), *_dataset_hub_names(config, training=True)]
+    yield from dict.fromkeys((setting, name) for setting, name, _, _ in named)
+
+
 def check_model_access(models: Iterable[tuple[str, str]]) -> None:
     """Check hub access for models in a command's own keys: pairs of setting and name."""
     _check_access([HubName(setting, name, None, "config.json") for setting, name in models])
