@@ -34,11 +34,10 @@ from ippo_cli.planning.model_specs import ModelSpecs
 from ippo_cli.planning.phase_times import missing_time_reason, phase_times
 from ippo_cli.planning.placeholder_episodes import Preview, preview_episode, reward_warnings
 from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
+from ippo_cli.planning.remedies import find_memory_problem
 from ippo_cli.planning.resources import (
     device_kind,
     free_disk_bytes,
-    memory_error,
-    memory_warning,
     planned_machine,
     this_machine,
 )
@@ -91,11 +90,10 @@ def show_plan(config: Config) -> None:
     _show_prompts(prepared)
     for text in (*prepared.warnings.values(), *reward_notes, *reward_warnings(config, prepared.task)):
         _print_labelled("warning", text)
-    reason = memory_error(config, prepared.specs, prepared.memory, machine)
-    if reason is not None:
-        raise PreflightError(reason)
-    if (warning := memory_warning(prepared.memory, machine)) is not None:
-        print(warning)
+    if (problem := find_memory_problem(prepared, machine)) is not None:
+        if problem.is_certain:
+            raise PreflightError(problem.text)
+        print(f"warning: {problem.text}")
     for server in servers:
         if server.error is not None:
             raise server.error

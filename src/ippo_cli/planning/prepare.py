@@ -20,8 +20,8 @@ from ippo_cli.planning.engines import check_engine_models
 from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
 from ippo_cli.planning.placeholder_episodes import check_primary_metric
 from ippo_cli.planning.prompts import build_prompt_formats, drop_too_long_rows, prompt_warnings
-from ippo_cli.planning.resources import count_rollout_rows, estimate_run_memory, required_disk_bytes
-from ippo_cli.planning.run_memory import RunMemory, estimate_server_memory, ranks_with_same_models
+from ippo_cli.planning.resources import estimate_all_memory, required_disk_bytes
+from ippo_cli.planning.run_memory import RunMemory
 from ippo_cli.reporting.trackers.build import check_tracker_usable
 from ippo_cli.reporting.training_warnings import startup_warnings
 from ippo_cli.rewards.build import build_reward
@@ -139,13 +139,7 @@ def prepare(
         specs=specs,
         schedule=schedule,
         formats=formats,
-        memory=RunMemory(
-            {
-                group: estimate_run_memory(config, batch_sizes, task, specs, ranks, device, group[0])
-                for group in ranks_with_same_models(config, ranks)
-            },
-            estimate_server_memory(config, specs.shapes, ranks, count_rollout_rows(config, batch_sizes, task, ranks)),
-        ),
+        memory=estimate_all_memory(config, batch_sizes, task, specs, ranks, device),
         checkpoint_bytes=checkpoint_bytes,
         disk_bytes=disk_bytes,
         warnings=startup_warnings(config, batch_sizes, task) | prompt_warnings(config, specs) | dict(specs.warnings),
