@@ -11,6 +11,7 @@ from ippo_cli.config.credit import needs_replays, samples_alternatives
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.model_args import check_quantization_device
+from ippo_cli.config.packages import missing_packages
 from ippo_cli.config.placement import format_ranks, read_placement
 from ippo_cli.config.schema import (
     Config,
@@ -62,7 +63,7 @@ def show_plan(config: Config) -> None:
     machine = planned_machine(config)
     if machine is None:
         machine = this_machine(device_kind(config.launch.device), _local_ranks(outside, ranks // config.launch.nodes))
-    check_quantization_device(config, machine.device, is_local=config.plan.devices is None)
+    check_quantization_device(config, machine.device, is_local=False)
     reward_notes: list[str] = []
     task, reward = load_task_and_reward(config, ranks, Purpose.plan, reward_notes.append)
     close_reward(reward)
@@ -88,6 +89,8 @@ def show_plan(config: Config) -> None:
     _show_episodes(config, prepared.specs)
     _show_critics(prepared.specs)
     _show_prompts(prepared)
+    for package in missing_packages(config):
+        _print_labelled("note", str(package))
     for text in (*prepared.warnings.values(), *reward_notes, *reward_warnings(config, prepared.task)):
         _print_labelled("warning", text)
     if (problem := find_memory_problem(prepared, machine)) is not None:
