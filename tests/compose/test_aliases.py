@@ -136,6 +136,72 @@ SEEDS = {
 }
 
 
+# Typed keys and the key here; without an entry they had no answer, that of another part, or an outdated one.
+ANSWERS = """
+actor_rollout_ref.ref.model actor.reference
+actor_rollout_ref.model.override_config actor.model_args
+actor_rollout_ref.actor.fsdp_config.mixed_precision actor.dtype
+actor_rollout_ref.rollout.enable_prefix_caching rollout.vllm.engine_args.enable_prefix_caching
+actor_rollout_ref.rollout.multi_turn.tool_config_path task.agents.<name>.tools
+actor_rollout_ref.actor.use_rollout_log_probs algorithm.ratio_base
+critic.optim.lr_warmup_steps_ratio critic.warmup_iterations
+critic.optim.weight_decay critic.weight_decay
+critic.model.enable_gradient_checkpointing critic.gradient_checkpointing
+critic.model.lora_rank critic.rank
+reward_model.use_dynamic_bsz reward.batch_tokens
+reward_model.n_gpus_per_node launch.placement
+reward_model.reward_kwargs.overlong_buffer_cfg.len algorithm.truncation_ramp
+algorithm.rollout_is_level algorithm.behavior_correction.level
+data.apply_chat_template_kwargs task.agents.<name>.chat_template_args
+colocate_all_models launch.placement
+ref_num_nodes launch.placement
+vllm_tensor_parallel_size rollout.vllm.engine_args.tensor_parallel_size
+async_train rollout.ahead
+max_ckpt_num checkpoint.keep
+max_epochs algorithm.ppo_epochs
+runner.max_epochs num_epochs
+ring_attn_size deepspeed.sequence_parallel
+entropy_loss_coef algorithm.entropy_coef
+reward_clip_range reward.clip_low
+eval_n_samples_per_prompt evaluation.num_generations
+chat_template_kwargs task.agents.<name>.chat_template_args
+vllm_server_base_url rollout.vllm.url
+vllm_importance_sampling_cap algorithm.behavior_correction.cap
+model_init_kwargs actor.model_args
+resume_from_checkpoint resume
+peft_config actor.rank
+use_dora actor.use_dora
+enforce_eager rollout.vllm.enforce_eager
+load_in_4bit actor.model_args.load_in_4bit
+do_sample rollout.top_k=1
+save_optimizer checkpoint.optimizer
+grpo.num_prompts_per_step rollout.buffer_size
+loss_fn.reference_policy_kl_penalty algorithm.kl.loss.coef
+loss_fn.ratio_clip_c algorithm.dual_clip
+policy.generation_batch_size rollout.decode_batch_size
+policy.generation.vllm_cfg.tensor_parallel_size rollout.vllm.engine_args.tensor_parallel_size
+policy.dtensor_cfg.tensor_parallel_size deepspeed.tensor_parallel
+policy.optimizer.kwargs.lr actor.learning_rate
+checkpointing.checkpoint_must_save_by checkpoint.save_deadline
+cluster.gpus_per_node launch.processes
+data.max_input_seq_length rollout.max_prompt_tokens
+"""
+
+
+@pytest.mark.parametrize("pair", ANSWERS.strip().splitlines())
+def test_typed_key_has_the_key_here(pair: str, answer_of: Callable[[str], str]) -> None:
+    key, ours = pair.split()
+    said = answer_of(key)
+    assert ours in said
+    assert "did you mean" not in said
+
+
+def test_fp16_has_no_counterpart() -> None:
+    found = find_suggestion("fp16")
+    assert found is not None
+    assert found.kind is SuggestionKind.absent
+
+
 @pytest.mark.parametrize("project", SEEDS)
 def test_documented_keys_have_a_suggestion(project: str, keys: set[str]) -> None:
     typed = SEEDS[project].split()
@@ -200,7 +266,7 @@ def test_table_keys_are_unique_and_lower_case() -> None:
     by_project: dict[str, list[str]] = {}
     project = ""
     for line in PEERS_FILE.read_text().splitlines():
-        if heading := re.fullmatch(r"  (\w+):", line):
+        if heading := re.fullmatch(r"  ([\w-]+):", line):
             project = heading[1]
         elif entry := re.match(r"      ([\w.]+): ", line):
             by_project.setdefault(project, []).append(entry[1])

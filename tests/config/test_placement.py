@@ -107,7 +107,7 @@ def test_planned_machines_have_devices_for_ranks_and_for_servers() -> None:
         (["{actor: '0-3,2'}"], r"names 2 twice"),
         (["{'actor,critic': 0-3, critic: 4-7}"], r"critic=4-7 places critic twice, also in actor,critic"),
         (["{low.rollout: all}"], r"names rollout of one agent, and all agents have the same"),
-        (["{actor: 0-5, critic: 6}"], r"leaves rank 7 of 8 without a model; place a model there, or start fewer ranks"),
+        (["{actor: 0-5, critic: 6}"], r"leaves rank 7 of 8 without a model; place a model there, or start 7 ranks"),
         (["{reference: 7}"], r"reference=7 places the reference, and no KL term"),
         (["{reward: 7}"], r"reward=7 places the reward, and the reward is not a model"),
         (
@@ -124,7 +124,7 @@ def test_planned_machines_have_devices_for_ranks_and_for_servers() -> None:
         ),
         (
             ["{reference: 7}", "actor=tiny_lora", KL],
-            r"the reference of actor=lora uses the actor's base; place reference on 0",
+            r"the reference of actor=lora uses the actor's base; place reference and actor of low on 0",
         ),
         (
             ["{reference: 7}", "actor.reference_update_every=2", KL],
@@ -161,6 +161,91 @@ def test_planned_machines_have_devices_for_ranks_and_for_servers() -> None:
 def test_refused_placements(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         checked_config(f"launch.placement={overrides[0]}", *overrides[1:])
+
+
+PLAN = ("mode=plan", "plan=h100")
+
+
+@pytest.mark.parametrize(
+    ("refused", "remedy", "accepted"),
+    [
+        # The refused command; words of the remedy; the command with it. The first override is the mapping.
+        (["{reference: 6-7, actor: 0-5}"], "remove reference from the mapping, and place another model on 6-7",
+         ["{actor: 0-5, critic: 6-7}"]),
+        (["{reference: 7}"], "remove reference from the mapping", ["{}"]),
+        (["{actor: 0-5, critic: 6-7}", "critic=value_head"], "place critic and actor of low on 0-7",
+         ["{critic: 0-7, actor: 0-7}", "critic=value_head"]),
+        (["{actor: 0-5, reference: 6-7}", "actor=tiny_lora", KL], "place reference and actor of low on 0-7",
+         ["{actor: 0-7, reference: 0-7}", "actor=tiny_lora", KL]),
+        (["{reference: 7}", "reward.credit_assignment=difference"], "place reference and actor of low on 0-7",
+         ["{reference: 0-7}", "reward.credit_assignment=difference"]),
+        (["{low.actor: 0-3}", "team=shared_policy"], "place actor of low and high on 0-7",
+         ["{actor: 0-7}", "team=shared_policy"]),
+        (["{low.actor: 0-3}", "team=shared_policy"], "use a team that does not share it",
+         ["{low.actor: 0-3}", "team=independent"]),
+        (["{low.critic: 0-3}", "critic=centralized", "critic.shared=true"], "place critic of low and high on 0-7",
+         ["{critic: 0-7}", "critic=centralized", "critic.shared=true"]),
+        (["{low.actor: 0-3}", "algorithm=happo"], "place actor of low and high on 0-7",
+         ["{actor: 0-7}", "algorithm=happo"]),
+        (["{critic: 0-2}", "deepspeed.sequence_parallel=2"], "use a multiple of 2 ranks",
+         ["{critic: 0-3}", "deepspeed.sequence_parallel=2"]),
+        (["{critic: 0-2}", "deepspeed.sequence_parallel=2"], "sequence_parallel as one of 1",
+         ["{critic: 0-2}", "deepspeed.sequence_parallel=1"]),
+        (["{rollout: 0-3}"], "use 0-7", ["{rollout: 0-7}"]),
+        (["{rollout: 0-3}", "launch.processes=8"],
+         "rollout=vllm rollout.vllm.mode=server with launch.placement.rollout=8",
+         ["{rollout: 8}", "launch.processes=8", *SERVERS]),
+        (["{actor: 0-3, critic: 4-7, rollout: 0-3}", "rollout=vllm"], "use all for actor and rollout",
+         ["{actor: all, critic: 4-7, rollout: all}", "rollout=vllm"]),
+        (["{actor: 0-3, critic: 4-7, rollout: 0-3}", "rollout=vllm", "launch.processes=8"],
+         "rollout.vllm.mode=server with launch.placement.rollout=8",
+         ["{actor: 0-3, critic: 4-7, rollout: 8}", *SERVERS, "launch.processes=8"]),
+        (["{actor: 0-3, critic: 4-7}", "rollout=vllm"], "or rollout.vllm.mode=server",
+         ["{actor: 0-3, critic: 4-7}", *SERVERS]),
+        (["{actor: 0-3, critic: 4-7}", *SERVERS, "rollout.vllm.url=[http://localhost:8000]"],
+         "use all, or servers that the run",
+         ["{actor: 0-3, critic: 4-7}", *SERVERS, "rollout.vllm.url=[]"]),
+        (["{actor: 0-3, critic: 4-7}", *SERVERS, "rollout.ahead=1"], "use all, or rollout.ahead=0",
+         ["{actor: 0-3, critic: 4-7}", *SERVERS, "rollout.ahead=0"]),
+        (["{actor: 0-3, critic: 4-7}", *SERVERS, "rollout.ahead=1"], "use all",
+         ["{actor: all, critic: 4-7}", *SERVERS, "rollout.ahead=1"]),
+        (["{rollout: 7-8}", *SERVERS, "launch.processes=8"], "use devices from 8 on",
+         ["{rollout: 8-9}", *SERVERS, "launch.processes=8"]),
+        (["{rollout: 8-10}", *SERVERS, "launch.processes=8", TWO_DEVICES], "give them a multiple of 2",
+         ["{rollout: 8-11}", *SERVERS, "launch.processes=8", TWO_DEVICES]),
+        (["{rollout: all}", *SERVERS, "launch.processes=8"], "such as 8",
+         ["{rollout: 8}", *SERVERS, "launch.processes=8"]),
+        (["{rollout: all}", *SERVERS, "launch.processes=8", TWO_DEVICES], "such as 8-9",
+         ["{rollout: 8-9}", *SERVERS, "launch.processes=8", TWO_DEVICES]),
+        (["{rollout: all}", *SERVERS, *PLAN], "such as 7", ["{rollout: 7}", *SERVERS, *PLAN]),
+        (["{rollout: 8}", *SERVERS, *PLAN], "use devices up to 7", ["{rollout: 7}", *SERVERS, *PLAN]),
+        (["{rollout: 7}", *SERVERS, *PLAN, "plan.devices=12"], "use a multiple of 8",
+         ["{rollout: 7}", *SERVERS, *PLAN, "plan.devices=16"]),
+        (["{rollout: 8}", *SERVERS, "rollout.vllm.url=[http://localhost:8000]"], "remove rollout from the mapping",
+         ["{}", *SERVERS, "rollout.vllm.url=[http://localhost:8000]"]),
+        (["{actor: 0-5, critic: 6}"], "or start 7 ranks", ["{actor: 0-5, critic: 6}", "launch.processes=7"]),
+        (["{actor: 1-5, critic: 6-7}"], "place a model there", ["{actor: 0-5, critic: 6-7}"]),
+        (["{actor: 0-5, critic: 6}", *PLAN], "or start 7 ranks (plan.devices)",
+         ["{actor: 0-5, critic: 6}", *PLAN, "plan.devices=7"]),
+    ],
+)  # fmt: skip
+def test_remedies_are_accepted(refused: list[str], remedy: str, accepted: list[str]) -> None:
+    def check(overrides: list[str]) -> None:
+        keys = [f"launch.placement={overrides[0]}", *overrides[1:]]
+        if not any(key.startswith(("launch.processes", "plan=")) for key in keys):
+            keys.append("launch.processes=8")
+        config = compose(*keys)
+        check_config(config, world_size(config, None))
+
+    with pytest.raises(ConfigError) as error:
+        check(refused)
+    assert remedy in str(error.value)
+    check(accepted)
+
+
+def test_ranks_in_the_middle_are_not_left_out() -> None:
+    with pytest.raises(ConfigError, match=r"leaves rank 0 of 8 without a model; place a model there$"):
+        checked_config("launch.placement={actor: 1-5, critic: 6-7}")
 
 
 def test_evaluation_ignores_placement() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ippo_cli.compose.exits import exit_process
-from ippo_cli.config.errors import PreemptionRequested, RewardError
+from ippo_cli.config.errors import PreemptionRequested, ResumeError, RewardError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine, StepResult
 from ippo_cli.engine.zero_config import zero_config
@@ -523,7 +522,7 @@ def poisoned_shards(folder: Path) -> Any:
     try:
         engine.load(folder)
         error = ""
-    except pickle.UnpicklingError as raised:
+    except ResumeError as raised:
         error = str(raised)
     engine.destroy()
     return error, (folder / "ran").exists()

@@ -215,6 +215,8 @@ def broken(folder: Path, how: str) -> str:
         (folder / "config.json").write_text('{"model_type": "llama",')
     if how == "pickled weights":
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    if how == "half of the weights":
+        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:3000])
     if how == "NaN weights":
         lm = LlamaForCausalLM(LLAMA)
         torch.nn.init.constant_(lm.model.embed_tokens.weight, float("nan"))
@@ -235,6 +237,7 @@ def broken(folder: Path, how: str) -> str:
         ("no configuration", "its folder has no config.json"),
         ("half a configuration", "is not a valid JSON file"),
         ("pickled weights", "its folder has no .safetensors file; load it once and call save_pretrained"),
+        ("half of the weights", "model.safetensors is damaged: Error while deserializing header: incomplete metadata"),
         ("NaN weights", "its outputs are not finite: some of its weights are NaN or infinite"),
         ("an adapter", "it contains an adapter without its model"),
     ],

@@ -76,29 +76,29 @@ def test_a_rank_with_a_reference_alone_reads_rows(tmp_path) -> None:
 
 
 def test_errors_and_warnings_name_the_ranks(placed_run) -> None:
-    config, specs, memory = placed_run
+    config, _, memory = placed_run
     least, most = (f([own.certain_bytes for own in memory.by_ranks.values()]) for f in (min, max))
     (worst,) = (ranks for ranks, own in memory.by_ranks.items() if own.certain_bytes == most)
 
     def machine(room: float) -> Machine:
         return Machine(device="cuda", host_bytes=1000 * GIB, gpu_bytes=int(room), ranks=5, ranks_per_device=1)
 
-    reason = memory_error(config, specs, memory, machine((least + most) / 2))
+    reason = memory_error(config, memory, machine((least + most) / 2))
     assert reason is not None
     assert f"on rank{'s' if len(worst) > 1 else ''} {'4' if worst == (4,) else '0-2'} (low " in reason
-    assert memory_error(config, specs, memory, machine(most + 1)) is None
+    assert memory_error(config, memory, machine(most + 1)) is None
     warning = memory_warning(memory, machine(most + 1))
     assert warning is not None
     assert " on rank" in warning
 
 
 def test_ranks_of_a_machine_share_its_memory(placed_run) -> None:
-    config, specs, memory = placed_run
+    config, _, memory = placed_run
     by_rank = [own.certain_bytes for ranks, own in memory.by_ranks.items() for _ in ranks]
     whole = sum(by_rank)
     for room, fits in ((whole + 1, True), (whole - 1, False)):
         machine = Machine(device="cpu", host_bytes=int(room), gpu_bytes=0, ranks=5, ranks_per_device=5)
-        assert (memory_error(config, specs, memory, machine) is None) is fits
+        assert (memory_error(config, memory, machine) is None) is fits
 
 
 def test_output_has_a_table_for_each_group_of_ranks(placed_run, capsys) -> None:
@@ -122,9 +122,7 @@ def test_devices_of_servers(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert servers.devices == (2, 3)
     assert servers.weight_bytes == sum(4 * shape.actor.parameters for shape in specs.shapes.values())
     small = Machine(device="cuda", host_bytes=GIB, gpu_bytes=int(servers.weight_bytes) - 1, ranks=2, ranks_per_device=1)
-    assert "gives device 2-3 of each machine to servers" in str(
-        memory_error(config, specs, RunMemory({}, servers), small)
-    )
+    assert "gives device 2-3 of each machine to servers" in str(memory_error(config, RunMemory({}, servers), small))
     roomy = Machine(device="cuda", host_bytes=GIB, gpu_bytes=int(servers.weight_bytes), ranks=2, ranks_per_device=1)
-    assert memory_error(config, specs, RunMemory({}, servers), roomy) is None
+    assert memory_error(config, RunMemory({}, servers), roomy) is None
     assert "rollout may need" in str(memory_warning(RunMemory({}, servers), roomy))

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,10 @@ def start_training(
     """
     from ippo_cli.compose.hub_names import check_hub_access
     from ippo_cli.compose.load import build_config, build_sweep_config, iter_leaves, resolve_config, to_yaml
+    from ippo_cli.compose.named_files import check_named_files
     from ippo_cli.compose.resume import config_changes
     from ippo_cli.config.checks import check_config
+    from ippo_cli.config.errors import collect_errors, combine_errors
     from ippo_cli.config.hardware import world_size
     from ippo_cli.config.model_hub import download_models
     from ippo_cli.config.schema import Mode
@@ -55,7 +58,9 @@ def start_training(
     plain = resolve_config(node)
     config = build_config(plain)
     external_ranks = external_world_size()
-    check_config(config, world_size(config, external_ranks))
+    rules = [partial(check_config, config, world_size(config, external_ranks)), partial(check_named_files, config)]
+    if errors := collect_errors(rules):
+        raise combine_errors(errors)
     arm_faults(config.debug_faults, detect_ranks(os.environ).rank)
     fault_point("compose")
     check_hub_access(config)

@@ -165,12 +165,13 @@ def explain_unknown_name(
     """Explain a key that no option has; `keys` are those that it may mean."""
     corrected = list(dict.fromkeys(candidate for key in keys if (candidate := _correct_one_part(name, key))))
     answer = None if corrected or ".agents." in name else find_suggestion(name)
-    if answer is not None and answer.text != name and answer.text.rpartition(".")[2] != name:
+    same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
+    is_named_alike = same and answer is not None and answer.text.rpartition(".")[2] == name
+    if answer is not None and answer.text != name and not is_named_alike:
         return ConfigError(text, answer.rule, answer.remedy)
     value = text.partition("=")[2]
     if DECIMAL_COMMA.fullmatch(value) and len(own := [key for key in keys if key.rpartition(".")[2] == name]) == 1:
         return ConfigError(text, "is not a key, and has a decimal comma", f"use {own[0]}={value.replace(',', '.')}")
-    same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
     if same and ".agents." not in name:
         return ConfigError(text, "is not a key", "did you mean " + " or ".join(same[:3]) + "?")
     if corrected:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.model_hub import check_hub, find_model_keys
 from ippo_cli.config.python_names import is_code_reference
-from ippo_cli.config.schema import Config, Hub, ServerActorConfig, has_data
+from ippo_cli.config.schema import Config, Hub, Mode, ServerActorConfig, has_data
 
 ENDPOINT = "https://huggingface.co"
 PROBE_TIMEOUT_S = 5.0  # timeout of the request that tests hub access
@@ -40,13 +40,20 @@ def check_hub_access(config: Config, *, models: bool = True, training: bool = Tr
     before importing them. `models=False` checks data and reward models only; `training=False` skips training data;
     `data=False` skips all data.
     """
-    check_hub(config)
+    if config.mode is not Mode.plan:  # a plan needs the package for downloads only
+        check_hub(config)
     named = [*_model_hub_names(config)] if models else []
     if config.hub is Hub.modelscope:
         for setting, name, _, _ in named:
             _check_path(setting, name)
         named = []
     _check_access([*named, *(_dataset_hub_names(config, training=training) if data else ())])
+
+
+def path_names(config: Config) -> Iterator[tuple[str, str]]:
+    """Settings and values that name models and data, for a training run; each once."""
+    named = [*_model_hub_names(config), *_dataset_hub_names(config, training=True)]
+    yield from dict.fromkeys((setting, name) for setting, name, _, _ in named)
 
 
 def check_model_access(models: Iterable[tuple[str, str]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from hydra.errors import HydraException
@@ -113,13 +113,17 @@ def _rule_errors(good: Sequence[str], errors: Sequence[ConfigError], *, training
     from ippo_cli.compose.diagnose import config_groups
     from ippo_cli.compose.explain import compose_cached
     from ippo_cli.compose.load import build_config, resolve_config
+    from ippo_cli.compose.named_files import check_named_files
     from ippo_cli.config.checks import check_config
     from ippo_cli.config.hardware import world_size
     from ippo_cli.engine.launchers import external_world_size
 
-    def check_rules() -> None:
+    def check_rules() -> Iterator[ConfigError]:
         config = build_config(resolve_config(compose_cached(tuple(good))))
-        check_config(config, world_size(config, external_world_size()), training=training)
+        ranks = world_size(config, external_world_size())
+        yield from collect_errors([lambda: check_config(config, ranks, training=training)])
+        if training:
+            yield from check_named_files(config)
 
     keys = {text.partition("=")[0].lstrip("+~") for text in good}
     if errors and not keys:

@@ -91,8 +91,12 @@ def escape_interpolations(text: str) -> str:
 
 def read_option(text: str, group: str, folder: Path) -> Any:
     """Read a user's YAML file of a group; paths are relative to its folder, and text may contain `${`."""
-    is_global = re.search(r"^#\s*@package\s+_global_", text, re.MULTILINE) is not None
-    return _resolve_option_value(load_yaml(text), "" if is_global else group.replace("/", "."), folder)
+    return _resolve_option_value(load_yaml(text), "" if is_global_option(text) else group.replace("/", "."), folder)
+
+
+def is_global_option(text: str) -> bool:
+    """Whether the keys of a YAML file start at the top instead of below the file's group."""
+    return re.search(r"^#\s*@package\s+_global_", text, re.MULTILINE) is not None
 
 
 def load_yaml(text: str) -> Any:

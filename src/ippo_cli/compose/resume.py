@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from ippo_cli.compose.arguments import merge_search_paths, quote_override
 from ippo_cli.compose.earlier_versions import fill_missing_keys
+from ippo_cli.compose.file_interpolations import check_saved_prompts
 from ippo_cli.compose.former_keys import convert_overrides
 from ippo_cli.compose.load import KINDS, build_config, compose_node, iter_leaves, read_run_config, resolve_config
 from ippo_cli.compose.run_weights import REFERENCE, WARM_START
@@ -58,6 +59,7 @@ def overrides_with_weights(folder: Path, typed_now: Sequence[str]) -> list[str]:
     `typed_now` has such a key.
     """
     saved = saved_overrides(folder)
+    check_saved_prompts(folder, saved, typed_now)
     saved += _number_format(folder, [*saved, *typed_now])
     if any(text.partition("=")[0].endswith((WARM_START, REFERENCE)) for text in typed_now):
         return saved

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,6 +18,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
+from ippo_cli.compose.file_interpolations import check_interpolations
 from ippo_cli.compose.path_keys import read_option
 from ippo_cli.compose.yaml_source import YamlSource, parse_tree, read_source_text
 
@@ -91,6 +94,17 @@ class OptionFolder(FileConfigSource):
         )
 
 
+class OptionPackage(ImportlibResourcesConfigSource):
+    """A folder of groups in an installed package, `hydra.searchpath=[pkg://my_package.conf]`."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        is_user_option = self.provider.startswith(SEARCH_PATH.rstrip("="))  # others are Hydra's and its plugins'
+        file = Path(str(resources.files(self.path).joinpath(self._normalize_file_name(config_path))))
+        if is_user_option and file.is_file():
+            _read_valid_yaml(file, str(Path(config_path).parent))
+        return super().load_config(config_path)
+
+
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -112,21 +126,26 @@ def load_builtin_option(text: str) -> Any:
 
 
 def _read_valid_yaml(file: Path, group: str) -> str:
-    """The text of a user file. Raises `ConfigError` for invalid YAML, before Hydra parses it."""
+    """The text of a user file. Raises `ConfigError` for invalid YAML and for calls of resolvers that files must not
+    call, before Hydra parses it.
+    """
     text = read_source_text(file)
-    parse_tree(YamlSource(file, group, text))
+    source = YamlSource(file, group, text)
+    check_interpolations(source, parse_tree(source))
     return text
 
 
 # Launchers send the registry to jobs by pickle. There Hydra registers its own class for the scheme a second time, and
 # raises an error unless the registered class has the same name.
 OptionFolder.__name__ = FileConfigSource.__name__
+OptionPackage.__name__ = ImportlibResourcesConfigSource.__name__
 
 
 def register_option_files() -> None:
-    """Register `OptionFile` and `OptionFolder` as Hydra's config sources."""
+    """Register `OptionFile`, `OptionFolder` and `OptionPackage` as Hydra's config sources."""
     Plugins.instance().register(OptionFile)
     SourcesRegistry.instance().types["file"] = OptionFolder
+    SourcesRegistry.instance().types["pkg"] = OptionPackage
 
 
 def search_path_entry(place: Path, group: str | None = None) -> str:

@@ -11,6 +11,7 @@ import yaml
 
 from ippo_cli.compose.file_values import check_global_file, check_mapping
 from ippo_cli.compose.load import KINDS, SINGLE_SCHEMAS, config_dir
+from ippo_cli.compose.path_keys import is_global_option
 from ippo_cli.compose.searchpath import list_options, user_option_files
 from ippo_cli.compose.yaml_source import (
     YamlSource,
@@ -84,7 +85,7 @@ def _check_file(
     source = YamlSource(own[name], group, read_source_text(own[name]))
     root = parse_tree(source)
     named = dict(mapping_items(root))
-    is_global = re.search(r"^#\s*@package\s+_global_", source.text, re.MULTILINE) is not None
+    is_global = is_global_option(source.text)
     listed = _defaults(source, named.get("defaults"), options)
     kind = _option_schema(name, options) or parent
     for below in listed:

@@ -52,11 +52,11 @@ def download_models(config: Config, *, agents: bool = True) -> Config:
     """
     if config.hub is Hub.huggingface:
         return _download_references(config) if agents else config
-    check_hub(config)
     config = copy.deepcopy(config)
     for setting, holder, key, revision in find_model_keys(config, agents=agents):
         name = getattr(holder, key)
         if name is not None and not Path(name).exists():
+            check_hub(config)
             if isinstance(holder, ServerActorConfig) and key == "model":
                 holder.served_model = served_model_name(holder)
             at, has_weights = revision and getattr(holder, revision), not isinstance(holder, ServerActorConfig)

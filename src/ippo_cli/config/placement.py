@@ -11,6 +11,7 @@ from typing import Any
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, VllmMode, VllmRolloutConfig
 from ippo_cli.config.text import closest_hint
+from ippo_cli.config.vllm import devices_per_server
 
 KEY = "launch.placement"
 ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT = "actor", "critic", "reference", "reward", "rollout"
@@ -93,9 +94,21 @@ def read_rollout_devices(config: Config) -> tuple[int, ...]:
         return ()
     if entry.value == "all":
         raise ConfigError(
-            entry.setting, "names no devices", "write the numbers of devices that no rank uses, such as 6-7"
+            entry.setting,
+            "names no devices",
+            f"write the numbers of devices that no rank uses, {_free_devices(config)}",
         )
     return _read_numbers(entry)
+
+
+def _free_devices(config: Config) -> str:
+    """An example of devices for one server beside the ranks of a machine."""
+    assert isinstance(config.rollout, VllmRolloutConfig)
+    size, plan = devices_per_server(config.rollout.vllm), config.plan
+    first = config.launch.processes
+    if plan.devices is not None and plan.per_machine is not None:
+        first = max(min(plan.devices, plan.per_machine) - size, 0)
+    return f"such as {format_ranks(range(first, first + size))}"
 
 
 def _find_rollout(config: Config) -> _Entry | None:

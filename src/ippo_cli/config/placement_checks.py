@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from math import gcd
 
 from ippo_cli.config.batch_sizes import format_divisors
 from ippo_cli.config.credit import needs_reference, needs_replays
@@ -102,8 +103,12 @@ class _Rules:
             found = has_reward_model(self.config) if component == REWARD else existing[component]
             if found is False or found == () or (agent is not None and agent not in existing[component]):
                 of = f" of {agent}" if agent is not None else ""
+                idle = self._idle_ranks()
+                others = f", and place another model on {format_ranks(idle)}" if idle else ""
                 yield ConfigError(
-                    setting, f"places the {component}{of}, and {why[component]}", f"remove {component} from the mapping"
+                    setting,
+                    f"places the {component}{of}, and {why[component]}",
+                    f"remove {component}{of} from the mapping{others}",
                 )
 
     def _check_shared_models(self) -> Iterator[ConfigError]:
@@ -116,10 +121,11 @@ class _Rules:
         for (first, *others), components, shared in groups:
             for component, name in product(components, others):
                 if self._of(name, component) != self._of(first, component):
+                    remedy = self._same_ranks((first, component), (name, component))
                     yield ConfigError(
                         self._setting(name, component),
                         f"differs from the ranks of {first}'s {component}, and both agents share the {shared}",
-                        f"place {component} for both, or use another team",
+                        f"{remedy}, or use a team that does not share it",
                     )
 
     def _check_same_ranks(self) -> Iterator[ConfigError]:
@@ -157,7 +163,7 @@ class _Rules:
                         self._setting(name, ACTOR),
                         f"differs from the ranks of {trained[0]}'s actor, and team.update_order=sequential corrects an "
                         "update by the probabilities of actors before it",
-                        "place actor for all agents, or use team.update_order=simultaneous",
+                        self._same_ranks(*((agent, ACTOR) for agent in trained)),
                     )
                     return
 
@@ -176,9 +182,8 @@ class _Rules:
         if isinstance(config.rollout, VllmRolloutConfig):
             rule = "rollout.vllm.mode=colocate runs engines in the processes of the actors' ranks"
         remedy = f"use {format_ranks(*actors)}" if len(actors) == 1 else "remove rollout from the mapping"
-        yield ConfigError(
-            setting, f"is not the actors' ranks, and {rule}", f"{remedy}, or rollout=vllm rollout.vllm.mode=server"
-        )
+        servers = f", or {self._server_setting('rollout=vllm ')}"
+        yield ConfigError(setting, f"is not the actors' ranks, and {rule}", remedy + servers)
 
     def _check_engines(self) -> Iterator[ConfigError]:
         """Engines of `rollout=vllm` where some ranks have no actor."""
@@ -190,10 +195,12 @@ class _Rules:
             return
         setting = self._setting(partial[0], ACTOR)
         if rollout.vllm.mode is VllmMode.colocate:
+            is_named = (None, ROLLOUT) in self.settings
             yield ConfigError(
                 setting,
                 "is not all ranks, and the engines of rollout.vllm.mode=colocate need each of them",
-                "use all, or rollout.vllm.mode=server",
+                f"use all{' for actor and rollout' if is_named else ''}, or "
+                + (self._server_setting() if is_named else "rollout.vllm.mode=server"),
             )
         elif rollout.vllm.url:
             yield ConfigError(
@@ -254,21 +261,52 @@ class _Rules:
                     self._setting(name, component),
                     f"places {name}'s {component} on {format_count(len(ranks), 'rank')}, and deepspeed.{key}={parts} "
                     "does not divide this",
-                    f"use a multiple of {parts} ranks, or deepspeed.{key} as one of {format_divisors(len(ranks))}",
+                    f"use a multiple of {parts} ranks, or deepspeed.{key} as one of {self._format_group_sizes()}",
                 )
 
     def _check_idle_ranks(self) -> Iterator[ConfigError]:
         """Ranks that hold no model."""
+        idle = self._idle_ranks()
+        if not idle:
+            return
+        left = self.world_size - len(idle)
+        fewer = ""
+        if idle[0] == left:  # the last ranks: the others keep their numbers
+            key = "plan.devices" if self.config.plan.devices is not None else "launch.processes"
+            fewer = f", or start {left} ranks ({key})"
+        yield ConfigError(
+            f"{KEY}={self.config.launch.placement}",
+            f"leaves rank{'s' * (len(idle) > 1)} {format_ranks(idle)} of {self.world_size} without a model",
+            f"place a model there{fewer}",
+        )
+
+    def _idle_ranks(self) -> list[int]:
+        """Ranks without a model that the run has."""
         existing = existing_components(self.config)
         used = {rank for part in AGENT_COMPONENTS for name in existing[part] for rank in self._of(name, part)}
         if has_reward_model(self.config):
             used |= set(self.placement.ranks[REWARD])
-        if idle := sorted(set(range(self.world_size)) - used):
-            yield ConfigError(
-                f"{KEY}={self.config.launch.placement}",
-                f"leaves rank{'s' * (len(idle) > 1)} {format_ranks(idle)} of {self.world_size} without a model",
-                "place a model there, or start fewer ranks (launch.processes)",
-            )
+        return sorted(set(range(self.world_size)) - used)
+
+    def _same_ranks(self, *placed: tuple[str, str]) -> str:
+        """A remedy for components that need the same ranks: one set for all, in which no rank loses its models."""
+        ranks = sorted({rank for name, component in placed for rank in self._of(name, component)})
+        parts = dict.fromkeys(component for _, component in placed)
+        agents = dict.fromkeys(name for name, _ in placed)
+        return f"place {' and '.join(parts)} of {' and '.join(agents)} on {format_ranks(ranks)}"
+
+    def _server_setting(self, rollout: str = "") -> str:
+        """Overrides for servers on devices that no rank uses."""
+        config = self.config
+        local = ranks_per_machine(config, self.world_size)
+        devices = "devices that no rank uses" if local is None or config.plan.devices is not None else f"{local}"
+        return f"{rollout}rollout.vllm.mode=server with {KEY}.rollout={devices}"
+
+    def _format_group_sizes(self) -> str:
+        """Sizes of groups that divide the ranks of the run and of each trained component."""
+        existing = existing_components(self.config)
+        counts = [len(self._of(name, part)) for part in (ACTOR, CRITIC) for name in existing[part]]
+        return format_divisors(gcd(self.world_size, *counts))
 
     def _require_actor_ranks(self, name: str, component: str, why: str) -> Iterator[ConfigError]:
         actor = self._of(name, ACTOR)
@@ -276,7 +314,7 @@ class _Rules:
             yield ConfigError(
                 self._setting(name, component),
                 f"places {name}'s {component} apart from its actor, and {why}",
-                f"place {component} on {format_ranks(actor)}",
+                self._same_ranks((name, component), (name, ACTOR)),
             )
 
     def _of(self, name: str, component: str) -> tuple[int, ...]:

@@ -51,9 +51,18 @@ def environment_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, st
 
 
 def check_secrets(plain: Any, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise `ConfigError` for a secret in a configuration that does not come from the environment."""
+    """Raise `ConfigError` for a secret that does not come from the environment, and for a text that names a secret as
+    run files do: a resume would put the secret there.
+    """
     of_environment = [value for value in environ.values() if len(value) >= MIN_SECRET_LENGTH]
     for key, value in _iter_texts(plain):
+        for name in ENV_REFERENCE.findall(value):
+            if _is_secret_variable(name, environ):
+                raise ConfigError(
+                    key,
+                    f"has the text ${{oc.env:{name}}}, which means the secret itself in the files of a run",
+                    f"write the text differently, such as ${name}",
+                )
         rest = value
         for known in of_environment:
             rest = rest.replace(known, "")
@@ -97,11 +106,15 @@ def restore_secrets(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
 
 def _resolve_reference(reference: re.Match[str], environ: Mapping[str, str]) -> str:
     name = reference[1]
-    if name in environ and (is_secret_name(name) or SECRET_VALUE.search(environ[name])):
+    if name in environ and _is_secret_variable(name, environ):
         return environ[name]
     if is_secret_name(name):
         raise ConfigError(f"${{oc.env:{name}}}", "is not set", f"set {name}: the run was started with a secret in it")
     return reference[0]  # literal text of the user
+
+
+def _is_secret_variable(name: str, environ: Mapping[str, str]) -> bool:
+    return is_secret_name(name) or SECRET_VALUE.search(environ.get(name, "")) is not None
 
 
 def redact_text(text: str, environ: Mapping[str, str] = os.environ) -> str:

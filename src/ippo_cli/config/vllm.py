@@ -16,6 +16,7 @@ from ippo_cli.config.schema import (
     AlgorithmConfig,
     Config,
     LoraActorConfig,
+    Mode,
     OpenAIServerRolloutConfig,
     RatioBase,
     VllmConfig,
@@ -75,7 +76,7 @@ def check_vllm_rollout(config: Config, world_size: int) -> Iterator[ConfigError]
     if not isinstance(rollout, VllmRolloutConfig):
         return
     settings = rollout.vllm
-    if not settings.url and find_spec("vllm") is None:
+    if config.mode is not Mode.plan and not settings.url and find_spec("vllm") is None:
         yield ConfigError(
             "rollout=vllm",
             "needs the package vllm, which is not installed",

@@ -13,6 +13,8 @@ import io
 import logging
 import math
 import os
+import pickle
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ippo_cli.config.errors import ResumeError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.optimizers import make_client_optimizer
 from ippo_cli.engine.reshard import VALUE, Shards, refresh_persistent, restore_shards, write_parameter
@@ -529,10 +532,27 @@ def _replace_enums(state: Any) -> Any:
 
 
 def _read_file(path: str, map_location: Any = None, mapped: bool = False) -> dict[str, Any]:
-    """Read one file as data: unpickle only the three classes that DeepSpeed writes."""
+    """Read one file as data: unpickle only the three classes that DeepSpeed writes.
+
+    Raises `ResumeError` for a file with other objects, which could run code when they are read, and for one that is
+    damaged.
+    """
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    try:
+        with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:  # its message is advice to read the file without protection
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        rule = f"contains {found[1]}, which is not data" if found else "contains more than data"
+        raise ResumeError(
+            f"{path} {rule}, and was not read, because it could run code: another program wrote or changed it; remove "
+            "its checkpoint, so that an earlier one is used, or start a new run"
+        ) from None
+    except (RuntimeError, EOFError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ResumeError(
+            f"{path} cannot be read ({reason:.200}); remove its checkpoint, so that an earlier one is used"
+        ) from error

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -243,7 +244,15 @@ def missing_files_reason(folder: Path) -> str | None:
         return "its folder has no .safetensors file; load it once and call save_pretrained, which writes them"
     if any(_is_pointer(folder / name) for name in files if name.endswith(".safetensors")):
         return "its .safetensors files are pointers of Git LFS, not weights; run `git lfs pull` in its folder"
-    return None
+    return next((found for file in sorted(folder.glob("*.safetensors")) if (found := _damage_reason(file))), None)
+
+
+def _damage_reason(file: Path) -> str | None:
+    try:
+        with safe_open(file, "pt"):
+            return None
+    except Exception as error:  # the library raises its own class, and an OSError for a broken link
+        return f"{file.name} is damaged: {error}; copy or download it again"
 
 
 def _is_pointer(file: Path) -> bool:

@@ -10,8 +10,8 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import AgentConfig, Config, SeparateCriticConfig, Zero3Gather
 from ippo_cli.config.served_agents import local_agents
 from ippo_cli.planning.prepare import Prepared
-from ippo_cli.planning.resources import estimate_run_memory
-from ippo_cli.planning.run_memory import Machine, RunMemory, ranks_with_same_models
+from ippo_cli.planning.resources import estimate_all_memory
+from ippo_cli.planning.run_memory import Machine, RunMemory
 
 Sharding = tuple[int, bool, bool, Zero3Gather]  # stage, offload_optimizer, offload_params, zero3_gather
 
@@ -46,26 +46,18 @@ def sharding_options(prepared: Prepared, machine: Machine) -> Iterator[ShardingO
     """All sharding options, from least communication to least memory; the configured one first if it is not listed."""
 
     def estimate_memory(way: Config) -> RunMemory:
-        sizes, task, specs, ranks = prepared.batch_sizes, prepared.task, prepared.specs, prepared.ranks
-        return RunMemory(
-            {
-                group: estimate_run_memory(way, sizes, task, specs, ranks, machine.device, group[0])
-                for group in ranks_with_same_models(way, ranks)
-            }
+        return estimate_all_memory(
+            way, prepared.batch_sizes, prepared.task, prepared.specs, prepared.ranks, machine.device
         )
 
     config = prepared.config
-    given = config.deepspeed
-    gather = config.rollout.zero3_gather if given.stage == 3 else Zero3Gather.all
-    configured = given.stage, given.offload_optimizer, given.offload_params, gather
+    configured = sharding_of(config)
     shardings = (
-        SHARDINGS if configured in SHARDINGS.values() else {f"deepspeed.stage={given.stage}": configured} | SHARDINGS
+        SHARDINGS if configured in SHARDINGS.values() else {f"deepspeed.stage={configured[0]}": configured} | SHARDINGS
     )
     for keys, kind in shardings.items():
-        stage, optimizer, params, gather = kind
-        deepspeed = replace(given, stage=stage, offload_optimizer=optimizer, offload_params=params)
-        way = replace(config, deepspeed=deepspeed, rollout=replace(config.rollout, zero3_gather=gather))
-        if kind != configured and not _is_allowed(way, prepared.ranks):
+        way = set_sharding(config, kind)
+        if kind != configured and not is_allowed(way, prepared.ranks):
             continue
         needs = estimate_memory(way)
         yield ShardingOption(
@@ -75,11 +67,25 @@ def sharding_options(prepared: Prepared, machine: Machine) -> Iterator[ShardingO
             peak_phase=needs.highest.peak_phase,
             host_bytes=max(memory.host_bytes for memory in needs.by_ranks.values()),
             max_tokens=_max_micro_batch_tokens(way, estimate_memory, machine),
-            max_tokens_checkpointed=_max_micro_batch_tokens(_enable_checkpointing(way), estimate_memory, machine),
+            max_tokens_checkpointed=_max_micro_batch_tokens(enable_checkpointing(way), estimate_memory, machine),
         )
 
 
-def _is_allowed(config: Config, ranks: int) -> bool:
+def sharding_of(config: Config) -> Sharding:
+    """The configured sharding."""
+    given = config.deepspeed
+    gather = config.rollout.zero3_gather if given.stage == 3 else Zero3Gather.all
+    return given.stage, given.offload_optimizer, given.offload_params, gather
+
+
+def set_sharding(config: Config, sharding: Sharding) -> Config:
+    """The configuration with another sharding."""
+    stage, optimizer, params, gather = sharding
+    deepspeed = replace(config.deepspeed, stage=stage, offload_optimizer=optimizer, offload_params=params)
+    return replace(config, deepspeed=deepspeed, rollout=replace(config.rollout, zero3_gather=gather))
+
+
+def is_allowed(config: Config, ranks: int) -> bool:
     """Whether the configuration is valid with this sharding; adapters, e.g., do not support stage 3."""
     try:
         check_config(config, ranks)
@@ -101,7 +107,8 @@ def _max_micro_batch_tokens(config: Config, estimate_memory: Callable[[Config], 
     return most
 
 
-def _enable_checkpointing(config: Config) -> Config:
+def enable_checkpointing(config: Config) -> Config:
+    """The configuration with recomputed activations of all agents' models."""
     changed = {name: _enable_agent_checkpointing(agent) for name, agent in local_agents(config).items()}
     return replace(config, task=replace(config.task, agents={**config.task.agents, **changed}))
 

@@ -157,6 +157,18 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
     )
 
 
+def update_lengths(config: Config, task: Task, specs: ModelSpecs) -> ModelSpecs:
+    """The specs with the lengths of a configuration that differs in limits of responses."""
+    formats = prompt_formats(config.task, config.rollout, specs.tokenizers)
+    lengths = episode_lengths(config, task, formats, specs.context_limits)
+    critic_row = max_critic_tokens(lengths) if specs.layouts else None
+    shapes = {
+        name: replace(shapes, length=lengths[name], critic_row_tokens=critic_row)
+        for name, shapes in specs.shapes.items()
+    }
+    return replace(specs, lengths=lengths, shapes=shapes)
+
+
 def frozen_reward_models(config: Config) -> tuple[FrozenModel, ...]:
     """The reward models on the ranks' devices."""
     models = [

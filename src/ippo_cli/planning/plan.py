@@ -11,6 +11,7 @@ from ippo_cli.config.credit import needs_replays, samples_alternatives
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.model_args import check_quantization_device
+from ippo_cli.config.packages import missing_packages
 from ippo_cli.config.placement import format_ranks, read_placement
 from ippo_cli.config.schema import (
     Config,
@@ -34,11 +35,10 @@ from ippo_cli.planning.model_specs import ModelSpecs
 from ippo_cli.planning.phase_times import missing_time_reason, phase_times
 from ippo_cli.planning.placeholder_episodes import Preview, preview_episode, reward_warnings
 from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
+from ippo_cli.planning.remedies import find_memory_problem
 from ippo_cli.planning.resources import (
     device_kind,
     free_disk_bytes,
-    memory_error,
-    memory_warning,
     planned_machine,
     this_machine,
 )
@@ -63,7 +63,7 @@ def show_plan(config: Config) -> None:
     machine = planned_machine(config)
     if machine is None:
         machine = this_machine(device_kind(config.launch.device), _local_ranks(outside, ranks // config.launch.nodes))
-    check_quantization_device(config, machine.device, is_local=config.plan.devices is None)
+    check_quantization_device(config, machine.device, is_local=False)
     reward_notes: list[str] = []
     task, reward = load_task_and_reward(config, ranks, Purpose.plan, reward_notes.append)
     close_reward(reward)
@@ -89,13 +89,14 @@ def show_plan(config: Config) -> None:
     _show_episodes(config, prepared.specs)
     _show_critics(prepared.specs)
     _show_prompts(prepared)
+    for package in missing_packages(config):
+        _print_labelled("note", str(package))
     for text in (*prepared.warnings.values(), *reward_notes, *reward_warnings(config, prepared.task)):
         _print_labelled("warning", text)
-    reason = memory_error(config, prepared.specs, prepared.memory, machine)
-    if reason is not None:
-        raise PreflightError(reason)
-    if (warning := memory_warning(prepared.memory, machine)) is not None:
-        print(warning)
+    if (problem := find_memory_problem(prepared, machine)) is not None:
+        if problem.is_certain:
+            raise PreflightError(problem.text)
+        print(f"warning: {problem.text}")
     for server in servers:
         if server.error is not None:
             raise server.error

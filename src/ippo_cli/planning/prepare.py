@@ -5,7 +5,7 @@ Used by `mode=plan`, by the start of a run, by each rank, and by evaluations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -14,18 +14,20 @@ from ippo_cli.algorithms.user_advantages import load_estimator
 from ippo_cli.config.batch_sizes import BatchSizes, compute_batch_sizes
 from ippo_cli.config.config_warnings import eval_size_warning
 from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.packages import lacks_reward_package
 from ippo_cli.config.schema import Config, Mode
 from ippo_cli.engine import distributed
 from ippo_cli.planning.engines import check_engine_models
 from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
 from ippo_cli.planning.placeholder_episodes import check_primary_metric
 from ippo_cli.planning.prompts import build_prompt_formats, drop_too_long_rows, prompt_warnings
-from ippo_cli.planning.resources import count_rollout_rows, estimate_run_memory, required_disk_bytes
-from ippo_cli.planning.run_memory import RunMemory, estimate_server_memory, ranks_with_same_models
-from ippo_cli.reporting.trackers.build import check_tracker_usable
+from ippo_cli.planning.resources import estimate_all_memory, required_disk_bytes
+from ippo_cli.planning.run_memory import RunMemory
+from ippo_cli.reporting.trackers.build import check_tracker_code, check_tracker_usable
 from ippo_cli.reporting.training_warnings import startup_warnings
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import (
+    Reward,
     RewardFunction,
     check_reward_connection,
     close_reward,
@@ -37,6 +39,7 @@ from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.curriculum import build_curriculum
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, load_held_out, load_task
+from ippo_cli.types import Episode
 
 Report = Callable[[str], object]
 
@@ -71,13 +74,17 @@ class Prepared:
 def load_task_and_reward(config: Config, ranks: int, purpose: Purpose, warn: Report) -> tuple[Task, RewardFunction]:
     """Load a run's task and build its reward, and check tracker, data, the user's code and the batch sizes. Collective.
 
-    The caller closes the reward. `warn`: receives warnings about examples, and about an unreachable server in a plan.
+    The caller closes the reward. A plan does not build it if its package is not installed. `warn`: receives warnings
+    about examples, and about an unreachable server in a plan.
     """
     trains = purpose is not Purpose.evaluation
-    if purpose in (Purpose.plan, Purpose.start):
+    if purpose is Purpose.plan:
+        check_tracker_code(config.tracker)
+    elif purpose is Purpose.start:
         check_tracker_usable(config.tracker)
     task = load_task(config.task, config.seed) if trains else _load_held_out_task(config, warn)
-    reward = build_reward(config.reward, config.task.agents)
+    has_reward = purpose is not Purpose.plan or not lacks_reward_package(config)
+    reward = build_reward(config.reward, config.task.agents) if has_reward else _unavailable_reward
     try:
         with distributed.synchronize_errors():
             if trains:
@@ -87,7 +94,7 @@ def load_task_and_reward(config: Config, ranks: int, purpose: Purpose, warn: Rep
             ):
                 warn(warning)
             _check_connection(reward, purpose, warn)
-        if purpose in (Purpose.plan, Purpose.start) and config.mode is not Mode.critic:
+        if purpose in (Purpose.plan, Purpose.start) and config.mode is not Mode.critic and has_reward:
             check_primary_metric(config, task)
         if trains:
             compute_batch_sizes(config, ranks, len(task.train))
@@ -139,13 +146,7 @@ def prepare(
         specs=specs,
         schedule=schedule,
         formats=formats,
-        memory=RunMemory(
-            {
-                group: estimate_run_memory(config, batch_sizes, task, specs, ranks, device, group[0])
-                for group in ranks_with_same_models(config, ranks)
-            },
-            estimate_server_memory(config, specs.shapes, ranks, count_rollout_rows(config, batch_sizes, task, ranks)),
-        ),
+        memory=estimate_all_memory(config, batch_sizes, task, specs, ranks, device),
         checkpoint_bytes=checkpoint_bytes,
         disk_bytes=disk_bytes,
         warnings=startup_warnings(config, batch_sizes, task) | prompt_warnings(config, specs) | dict(specs.warnings),
@@ -158,6 +159,11 @@ def _load_held_out_task(config: Config, warn: Report) -> Task:
     if (line := eval_size_warning(config, len(held_out))) is not None:
         warn(line)
     return Task(train=(), held_out=held_out)
+
+
+def _unavailable_reward(episodes: Sequence[Episode]) -> Reward:
+    """The reward of a plan without its package: a plan scores nothing."""
+    raise AssertionError("a plan scored episodes")
 
 
 def _check_connection(reward: RewardFunction, purpose: Purpose, warn: Report) -> None:

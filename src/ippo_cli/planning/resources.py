@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,24 +16,15 @@ from ippo_cli.engine.host_memory import host_memory
 from ippo_cli.planning.memory import GIB, checkpoint_bytes, estimate_memory, snapshot_bytes
 from ippo_cli.planning.model_memory import MemoryEstimate
 from ippo_cli.planning.model_specs import ModelSpecs
-from ippo_cli.planning.run_memory import Machine, RunMemory, ServerMemory, ranks_with_same_models
+from ippo_cli.planning.run_memory import (
+    Machine,
+    RunMemory,
+    ServerMemory,
+    estimate_server_memory,
+    ranks_with_same_models,
+)
 from ippo_cli.tasks.eval_rows import count_eval_episodes
 from ippo_cli.tasks.task import Task
-
-STAGE_OVERRIDES = (
-    ("deepspeed=zero2", {"stage": 2, "offload_optimizer": False, "offload_params": False}),
-    ("deepspeed=zero3", {"stage": 3, "offload_optimizer": False, "offload_params": False}),
-    ("deepspeed=zero3_offload", {"stage": 3, "offload_optimizer": True, "offload_params": True}),
-)
-MEMORY_ADVICE = {
-    "load": "use a higher ZeRO stage, or a smaller model",
-    "rollout": "lower rollout.decode_batch_size or rollout.max_new_tokens, shorten the prompts, or at stage 3 set "
-    "rollout.zero3_gather=layer",
-    "targets": "lower deepspeed.forward_batch_tokens or deepspeed.logit_chunk_tokens",
-    "update": "lower deepspeed.micro_batch_tokens, or set gradient_checkpointing=true for actor and critic",
-    "save": "use a higher ZeRO stage, or a smaller model",
-}
-"""How to reduce the memory of each phase."""
 
 
 def device_kind(wanted: Device) -> str:
@@ -90,18 +80,24 @@ def count_rollout_rows(config: Config, batch_sizes: BatchSizes, task: Task, rank
     return max(batch_sizes.samples_per_rank[1] * ranks, *evaluated.values())
 
 
-def memory_error(config: Config, specs: ModelSpecs, memory: RunMemory, machine: Machine) -> str | None:
-    """The text of a `PreflightError` if weights, optimizer states and gradients alone do not fit; else None."""
+def estimate_all_memory(
+    config: Config, batch_sizes: BatchSizes, task: Task, specs: ModelSpecs, ranks: int, device: str
+) -> RunMemory:
+    """Estimate the memory of all ranks and of the servers' devices."""
+    return RunMemory(
+        {
+            group: estimate_run_memory(config, batch_sizes, task, specs, ranks, device, group[0])
+            for group in ranks_with_same_models(config, ranks)
+        },
+        estimate_server_memory(config, specs.shapes, ranks, count_rollout_rows(config, batch_sizes, task, ranks)),
+    )
+
+
+def memory_error(config: Config, memory: RunMemory, machine: Machine) -> str | None:
+    """What is missing if weights, optimizer states and gradients alone do not fit; else None."""
     shortfall = memory.find_shortfall(machine, _certain_bytes)
     if shortfall is None:
         return None if memory.servers is None else _server_error(memory.servers, machine)
-    fitting = [
-        option
-        for option, settings in STAGE_OVERRIDES
-        if _fits(replace(config, deepspeed=replace(config.deepspeed, **settings)), specs, machine, memory.ranks)
-    ]
-    others = "a smaller model, or more machines or GPUs"
-    remedy = fitting[0] if fitting else others if len(memory.by_ranks) == 1 else f"another launch.placement, {others}"
     estimate = memory.by_ranks[shortfall.ranks]
     where = f"in each of {memory.ranks} process{'es' if memory.ranks > 1 else ''}"
     if len(memory.by_ranks) > 1:
@@ -110,12 +106,12 @@ def memory_error(config: Config, specs: ModelSpecs, memory: RunMemory, machine: 
         f"deepspeed.stage={config.deepspeed.stage} needs at least "
         f"{(estimate.certain_bytes + estimate.host_bytes) / GIB:.1f} GiB for weights, optimizer states and "
         f"gradients {where}; those on this {shortfall.place} need {shortfall.needed / GIB:.1f} GiB, and it has "
-        f"{shortfall.available / GIB:.1f}; use {remedy}"
+        f"{shortfall.available / GIB:.1f}"
     )
 
 
 def memory_warning(memory: RunMemory, machine: Machine) -> str | None:
-    """A warning if the estimated peak memory does not fit; else None."""
+    """What is missing if the estimated peak memory does not fit; else None."""
     shortfall = memory.find_shortfall(machine, lambda estimate: estimate.peak_phase[1])
     if shortfall is None:
         return None if memory.servers is None else _server_warning(memory.servers, machine)
@@ -123,8 +119,8 @@ def memory_warning(memory: RunMemory, machine: Machine) -> str | None:
     phase = estimate.peak_phase[0]
     where = f" on {format_rank_group(shortfall.ranks, estimate)}" if len(memory.by_ranks) > 1 else ""
     return (
-        f"warning: {phase}{where} may need {shortfall.needed / GIB:.1f} GiB of this {shortfall.place}, which has "
-        f"{shortfall.available / GIB:.1f}; {MEMORY_ADVICE[phase]}"
+        f"{phase}{where} may need {shortfall.needed / GIB:.1f} GiB of this {shortfall.place}, which has "
+        f"{shortfall.available / GIB:.1f}"
     )
 
 
@@ -154,8 +150,7 @@ def _server_error(memory: ServerMemory, machine: Machine) -> str | None:
         return None
     return (
         f"launch.placement gives device {format_ranks(memory.devices)} of each machine to servers, and their weights "
-        f"need {memory.weight_bytes / GIB:.1f} GiB on a device, which has {machine.gpu_bytes / GIB:.1f}; increase "
-        "rollout.vllm.engine_args.tensor_parallel_size, or use a smaller model"
+        f"need {memory.weight_bytes / GIB:.1f} GiB on a device, which has {machine.gpu_bytes / GIB:.1f}"
     )
 
 
@@ -164,20 +159,10 @@ def _server_warning(memory: ServerMemory, machine: Machine) -> str | None:
     if machine.device == "cpu" or needed <= machine.gpu_bytes:
         return None
     return (
-        f"warning: rollout may need {needed / GIB:.1f} GiB of device {format_ranks(memory.devices)} of each machine, "
-        f"which has {machine.gpu_bytes / GIB:.1f}; lower rollout.decode_batch_size, or more rows wait for the cache"
+        f"rollout may need {needed / GIB:.1f} GiB of device {format_ranks(memory.devices)} of each machine, "
+        f"which has {machine.gpu_bytes / GIB:.1f}"
     )
 
 
 def _certain_bytes(memory: MemoryEstimate) -> float:
     return memory.certain_bytes
-
-
-def _fits(config: Config, specs: ModelSpecs, machine: Machine, ranks: int) -> bool:
-    memory = RunMemory(
-        {
-            group: estimate_memory(config, specs.shapes, ranks, 1, machine.device, specs.reward_models, group[0])
-            for group in ranks_with_same_models(config, ranks)
-        }
-    )
-    return memory.find_shortfall(machine, _certain_bytes) is None

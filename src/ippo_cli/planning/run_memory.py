@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ippo_cli.config.hardware import count_machines
@@ -66,11 +66,24 @@ class RunMemory:
         return sum(map(len, self.by_ranks))
 
     def find_shortfall(self, machine: Machine, device_bytes: Callable[[MemoryEstimate], float]) -> Shortfall | None:
-        """The memory that is too small for `device_bytes` and offloaded tensors of its ranks; None if all fits."""
+        """The memory that lacks most for `device_bytes` and offloaded tensors of its ranks; None if all fits."""
+        return max(
+            self._shortfalls(machine, device_bytes), key=lambda found: found.needed - found.available, default=None
+        )
+
+    def missing_memory(self, machine: Machine) -> tuple[float, str]:
+        """Bytes that the smallest memory lacks at the peak, servers included, and its name; 0 if all fits."""
+        shortfall = self.find_shortfall(machine, lambda memory: memory.peak_phase[1])
+        missing = (0.0, "GPU") if shortfall is None else (shortfall.needed - shortfall.available, shortfall.place)
+        if self.servers is None or machine.device == "cpu":
+            return missing
+        return max(missing, (self.servers.weight_bytes + self.servers.cache_bytes - machine.gpu_bytes, "GPU"))
+
+    def _shortfalls(self, machine: Machine, device_bytes: Callable[[MemoryEstimate], float]) -> Iterator[Shortfall]:
         for ranks, memory in self.by_ranks.items():
             needed = device_bytes(memory) * machine.ranks_per_device
             if machine.device == "cuda" and needed > machine.gpu_bytes:
-                return Shortfall(place="GPU", needed=needed, available=machine.gpu_bytes, ranks=ranks)
+                yield Shortfall(place="GPU", needed=needed, available=machine.gpu_bytes, ranks=ranks)
 
         def bytes_in_machine(memory: MemoryEstimate) -> float:
             return memory.host_bytes + (device_bytes(memory) if machine.device == "cpu" else 0.0)
@@ -83,8 +96,7 @@ class RunMemory:
                 ranks = max(
                     (ranks for ranks in self.by_ranks if set(ranks) & set(local)), key=lambda ranks: by_rank[ranks[0]]
                 )
-                return Shortfall(place="machine", needed=needed, available=machine.host_bytes, ranks=ranks)
-        return None
+                yield Shortfall(place="machine", needed=needed, available=machine.host_bytes, ranks=ranks)
 
 
 def ranks_with_same_models(config: Config, ranks: int) -> list[tuple[int, ...]]:

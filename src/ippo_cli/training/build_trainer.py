@@ -25,7 +25,8 @@ from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.launchers import job_end_time
 from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
-from ippo_cli.planning.resources import memory_error, memory_warning, this_machine
+from ippo_cli.planning.remedies import find_memory_problem
+from ippo_cli.planning.resources import this_machine
 from ippo_cli.planning.served_agents import check_servers
 from ippo_cli.reporting.console import Console
 from ippo_cli.reporting.run_log import RunLog
@@ -111,7 +112,7 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
         weights=weights,
         report=console.print_line,
     )
-    _check_memory(prepared, console)
+    _check_memory(prepared, console, is_resumed=context.is_resumed)
     with distributed.synchronize_errors():
         check_servers(prepared.config, prepared.specs.served)
     checkpoints = _build_checkpoint_manager(context, prepared)
@@ -161,16 +162,17 @@ def _create_initial_weights(context: RunContext, task: Task) -> dict[str, Path |
     return initial_weights(context.config, task, context.folder, report_warm_start, context.console.print_line)
 
 
-def _check_memory(prepared: Prepared, console: Console) -> None:
+def _check_memory(prepared: Prepared, console: Console, *, is_resumed: bool) -> None:
     """Raise `PreflightError` on all ranks if one machine has too little memory for its ranks' models."""
     hostname = socket.gethostname()
     machine = this_machine(prepared.memory.highest.device, distributed.gather_objects(hostname).count(hostname))
-    own_reason = memory_error(prepared.config, prepared.specs, prepared.memory, machine)
-    for reason in distributed.gather_objects(own_reason):
-        if reason is not None:
-            raise PreflightError(reason)
-    if (warning := memory_warning(prepared.memory, machine)) is not None:
-        console.print_line(warning)
+    with distributed.synchronize_errors():
+        own_problem = find_memory_problem(prepared, machine, is_resumed=is_resumed)
+    for problem in distributed.gather_objects(own_problem):
+        if problem is not None and problem.is_certain:
+            raise PreflightError(problem.text)
+    if own_problem is not None:
+        console.print_line(f"warning: {own_problem.text}")
 
 
 def _build_checkpoint_manager(context: RunContext, prepared: Prepared) -> CheckpointManager:

@@ -49,7 +49,13 @@ TRACKIO_SERVERS = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")  # without these, r
 def check_tracker_usable(config: TrackerConfig, *, loads_code: bool = True) -> None:
     """Raise `ConfigError` if a package is missing, or the callback cannot be called with a row."""
     check_tracker_packages(config)
-    if config.callback is not None and loads_code:
+    if loads_code:
+        check_tracker_code(config)
+
+
+def check_tracker_code(config: TrackerConfig) -> None:
+    """Raise `ConfigError` if the callback cannot be called with a row."""
+    if config.callback is not None:
         load_callback(config.callback)
 
 

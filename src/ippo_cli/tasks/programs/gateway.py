@@ -22,6 +22,7 @@ from ippo_cli.tasks.programs.chat_completions import (
     parse_chat_request,
     stream_events,
 )
+from ippo_cli.tasks.programs.connections import ConnectionLimits, ConnectionPool
 from ippo_cli.tasks.programs.processes import LOOPBACK
 from ippo_cli.tasks.programs.session import CallSession, PendingCall
 
@@ -46,7 +47,7 @@ class Gateway:
     A client sends the key as its API key, or as the first part of the path (`/KEY/v1`).
     """
 
-    def __init__(self, host: str = LOOPBACK, port: int = 0) -> None:
+    def __init__(self, host: str = LOOPBACK, port: int = 0, limits: ConnectionLimits | None = None) -> None:
         """Start the server. Raises `ConfigError` if aiohttp is missing, and `OSError` if the port is in use."""
         try:
             from aiohttp import web
@@ -58,6 +59,7 @@ class Gateway:
             ) from error
         self._web = web
         self._host, self._requested_port = host, port
+        self._limits = limits or ConnectionLimits()
         self._sessions: dict[str, CallSession] = {}
         self._lock = threading.Lock()
         started: Future[int] = Future()
@@ -97,22 +99,28 @@ class Gateway:
     def _run(self, started: Future[int]) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            runner = self.loop.run_until_complete(self._start())
-            started.set_result(runner.addresses[0][1])
+            runner, server = self.loop.run_until_complete(self._start())
+            started.set_result(server.sockets[0].getsockname()[1])
         except BaseException as error:
             started.set_exception(error)
             return
         try:
             self.loop.run_forever()
         finally:
+            server.close()
             self.loop.run_until_complete(runner.cleanup())
             self.loop.close()
 
-    async def _start(self) -> Any:
+    async def _start(self) -> tuple[web.AppRunner, asyncio.Server]:
         web = self._web
         if not _http_log.filters:
             _http_log.addFilter(_MalformedRequests())
-        application = web.Application(client_max_size=MAX_REQUEST_BYTES)
+
+        @web.middleware
+        async def track_request(request: web.Request, handler: Any) -> web.StreamResponse:
+            return await connections.handle(request, handler)
+
+        application = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[track_request])
         for prefix in ("", "/{key}"):
             application.router.add_post(f"{prefix}/v1/chat/completions", self._serve_completion)
             application.router.add_get(f"{prefix}/v1/models", self._list_models)
@@ -124,10 +132,13 @@ class Gateway:
             access_log=None,
             logger=_http_log,
             max_field_size=MAX_HEADER_BYTES,
+            keepalive_timeout=self._limits.idle_s,
         )
         await runner.setup()
-        await web.TCPSite(runner, self._host, self._requested_port, backlog=BACKLOG).start()
-        return runner
+        assert runner.server is not None
+        connections = ConnectionPool(runner.server, self._limits)
+        server = await self.loop.create_server(connections.accept, self._host, self._requested_port, backlog=BACKLOG)
+        return runner, server
 
     def _find_session(self, request: web.Request) -> CallSession:
         """The session of a request's key. Raises `RequestError`."""
@@ -196,7 +207,11 @@ class Gateway:
 
     async def _read_body(self, request: web.Request) -> Any:
         try:
-            return await request.json()
+            async with asyncio.timeout(self._limits.body_s):
+                return await request.json()
+        except TimeoutError as error:
+            rule = f"the body did not arrive in {self._limits.body_s:g} s"
+            raise RequestError(rule, status=408, code="request_timeout") from error
         except self._web.HTTPRequestEntityTooLarge as error:
             rule = f"the body has more than {MAX_REQUEST_BYTES} bytes"
             raise RequestError(rule, status=413, code="request_too_large") from error

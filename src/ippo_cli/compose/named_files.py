@@ -1,0 +1,70 @@
+"""All mistakes in names of files, folders and functions at once, without running user code or reading data."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ippo_cli.compose.hub_names import is_path_like, path_names
+from ippo_cli.config.checks import constrained_leaves
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.python_names import is_code_reference, public_definitions
+from ippo_cli.config.schema import Config
+from ippo_cli.config.text import closest_hint
+
+DYNAMIC = re.compile(r"\b(globals|setattr|exec|vars)\(|import \*|__getattr__")
+"""Code that may define names that are not written in a file."""
+
+
+def check_named_files(config: Config) -> Iterator[ConfigError]:
+    """Yield one error for every data file, model folder, user file and function that does not exist."""
+    for setting, name in path_names(config):
+        if is_path_like(name) and not Path(name).exists():
+            yield ConfigError(f"{setting}={name}", "names no file or folder", "correct the path")
+    known: set[tuple[str, str]] = set()
+    # Agents last: a value that all agents inherit from a group is reported once, under the group's key.
+    for key, value, _ in sorted(constrained_leaves(config), key=lambda leaf: leaf[0].startswith("task.agents.")):
+        group_key = key.split(".", 3)[-1] if key.startswith("task.agents.") else key
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and is_code_reference(text) and (group_key, text) not in known:
+                known.add((group_key, text))
+                yield from _check_function(key, text)
+
+
+def _check_function(key: str, text: str) -> Iterator[ConfigError]:
+    """Check `path.py:name`; modules are checked when they are imported."""
+    location, _, name = text.rpartition(":")
+    file = Path(location)
+    if file.suffix != ".py" or any(character in location for character in "\n{}"):
+        return
+    if not file.is_file():
+        rule = f"points to {file.absolute()}, which is not a file"
+        yield ConfigError(f"{key}={text}", rule, "give a path relative to the current folder")
+        return
+    names = _assigned_names(file)
+    if names is not None and name not in names:
+        public = public_definitions(file)
+        rule = f"names no function in {location}{closest_hint(name, public)}"
+        yield ConfigError(f"{key}={text}", rule, "it has: " + " ".join(public) if public else "write the function")
+
+
+def _assigned_names(file: Path) -> set[str] | None:
+    """Names that a file defines, assigns or imports anywhere; None if only running it can tell, or if it is invalid."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        nodes = list(ast.walk(ast.parse(text)))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    if DYNAMIC.search(text):
+        return None
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(part.asname or part.name).partition(".")[0] for part in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
