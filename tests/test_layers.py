@@ -170,3 +170,28 @@ def test_every_module_has_a_docstring() -> None:
         text = ast.get_docstring(ast.parse(file.read_text()))
         assert text is not None, relative_path(file)
         assert text.splitlines()[0].rstrip().endswith((".", "?", "`")), relative_path(file)
+
+
+TRUNK = ("trainer.py", "experience.py", "build_trainer.py", "team_update.py")
+METHOD_NAMES = (
+    "refill",
+    "monte_carlo",
+    "continuation",
+    "role_baseline",
+    "turn_group",
+    "share_rollouts",
+    "popart",
+    "hacpo",
+)
+
+
+@pytest.mark.parametrize("name", TRUNK)
+def test_stages_of_an_iteration_name_no_method(name: str) -> None:
+    """A method has one file, `training/methods/NAME.py`, and one line in `training/methods/build.py`."""
+    file = ROOT / "training" / name
+    allowed = ("ippo_cli.training.methods.method", "ippo_cli.training.methods.build")
+    for module, line in imports(file):
+        if module.startswith("ippo_cli.training.methods."):
+            assert module.startswith(allowed), f"{name}:{line} imports {module}"
+    text = file.read_text()
+    assert [word for word in METHOD_NAMES if word in text] == []

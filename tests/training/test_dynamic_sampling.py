@@ -109,8 +109,8 @@ def has_signal(experience: Experience) -> list[bool]:
 def drawn_groups(trainer: Trainer) -> CandidateGroups:
     [refill] = trainer.methods
     assert isinstance(refill, Refill)
-    assert refill.drawn is not None
-    return refill.drawn
+    assert refill.candidates is not None
+    return refill.candidates
 
 
 def test_groups_of_equal_scores_are_replaced_by_the_next_prompts(tmp_path: Path) -> None:

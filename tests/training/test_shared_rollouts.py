@@ -18,8 +18,8 @@ from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError, IppoError
 from ippo_cli.planning.model_specs import read_model_specs
 from ippo_cli.tasks.task import load_task
-from ippo_cli.training.methods import shared_rows
 from ippo_cli.training.algorithm_state import AlgorithmState
+from ippo_cli.training.methods import shared_rows
 from ippo_cli.training.row_inputs import Source
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Targets

@@ -72,7 +72,7 @@ class Refill(Method):
 
     def __init__(self, rounds: int, curriculum: Curriculum | None) -> None:
         self._rounds, self._curriculum = rounds, curriculum
-        self.drawn: CandidateGroups | None = None  # of the iteration in progress
+        self.candidates: CandidateGroups | None = None  # of the iteration in progress
 
     def revise(self, player: Player, buffer: Buffer, clock: Stopwatch) -> Buffer:
         prompts = buffer.prompts
@@ -103,7 +103,7 @@ class Refill(Method):
             combine=combine,
             settings=player.config.reward,
         )
-        self.drawn = refilled.candidates
+        self.candidates = refilled.candidates
         batch = player.batch_at(refilled.positions)
         return replace(
             buffer,
@@ -114,20 +114,20 @@ class Refill(Method):
         )
 
     def metrics(self, outcome: Outcome) -> dict[str, float]:
-        assert self.drawn is not None
+        assert self.candidates is not None
         prompts, row = outcome.buffer.prompts, {}
         if self._rounds:
-            row |= candidate_metrics(self.drawn, list(outcome.team), len(prompts.positions))
+            row |= candidate_metrics(self.candidates, list(outcome.team), len(prompts.positions))
         if self._curriculum is not None:
-            skipped = prompts.end - prompts.start - len(self.drawn.positions)
-            row |= self._curriculum.metrics(skipped, len(self.drawn.positions))
+            skipped = prompts.end - prompts.start - len(self.candidates.positions)
+            row |= self._curriculum.metrics(skipped, len(self.candidates.positions))
         return row
 
     def commit(self, player: Player, outcome: Outcome) -> None:
-        if self._curriculum is not None and self.drawn is not None:
-            rates = self._curriculum.success_rates(self.drawn.scores.joint.tolist())
-            self._curriculum.record([player.schedule.row_at(position) for position in self.drawn.positions], rates)
-        self.drawn = None
+        if self._curriculum is not None and self.candidates is not None:
+            rates = self._curriculum.success_rates(self.candidates.scores.joint.tolist())
+            self._curriculum.record([player.schedule.row_at(position) for position in self.candidates.positions], rates)
+        self.candidates = None
 
 
 def refill_buffer(
