@@ -166,8 +166,8 @@ def explain_unknown_name(
     corrected = list(dict.fromkeys(candidate for key in keys if (candidate := _correct_one_part(name, key))))
     answer = None if corrected or ".agents." in name else find_suggestion(name)
     same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
-    is_named_alike = same and answer is not None and answer.text.rpartition(".")[2] == name
-    if answer is not None and answer.text != name and not is_named_alike:
+    has_same_name = same and answer is not None and answer.text.rpartition(".")[2] == name
+    if answer is not None and answer.text != name and not has_same_name:
         return ConfigError(text, answer.rule, answer.remedy)
     value = text.partition("=")[2]
     if DECIMAL_COMMA.fullmatch(value) and len(own := [key for key in keys if key.rpartition(".")[2] == name]) == 1:
