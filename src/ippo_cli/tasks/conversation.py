@@ -70,6 +70,7 @@ class PromptFormat:
         self._tool_schemas: Any = None if self.tools is None else self.tools.schemas
         self.control = ControlTokens(tokenizer, self._role_markers() if self.uses_chat_template else "")
         self._tool_schemas = self._tool_schemas and self.control.guard_value(self._tool_schemas)
+        self.template_args = self.control.guard_args(self.template_args)
 
     def _resolve_chat_template(self, requested: bool | str) -> bool:
         """Whether to use the tokenizer's chat template; `auto` uses it if there is one."""
@@ -436,7 +437,7 @@ class PromptFormat:
                 tools=list(tools) if tools else None,
                 tokenize=False,
                 add_generation_prompt=opens_response,
-                **{**self.template_args, **(template_args or {})},
+                **{**self.template_args, **(self.control.guard_args(template_args) if template_args else {})},
             )
         )
 
