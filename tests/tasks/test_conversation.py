@@ -328,6 +328,77 @@ def test_marker_that_closes_responses_is_not_doubled(end: str) -> None:
     assert tokenizer.decode(conversation.ids) == written
 
 
+OPENS = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+SPEAKS = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] }}"
+OF_ASSISTANT = SPEAKS + "{% if m['role'] == 'assistant' %}{{ 'MARK' }}{% endif %}"
+CHAT_END = "{{ '<|im_end|>\\n' }}{% endfor %}" + OPENS
+INNER = OF_ASSISTANT.replace("'assistant' %}", "'assistant' and not loop.last %}") + CHAT_END
+OTHER_AT_LAST = (
+    SPEAKS + "{{ '<|return|>' if m['role'] == 'assistant' and loop.last else '<|end|>' }}{% endfor %}" + OPENS
+)
+TEXT_END = OF_ASSISTANT.replace("MARK", "</s>") + "{{ '\\n' }}{% endfor %}" + OPENS
+
+
+@pytest.mark.parametrize(
+    ("template", "written", "expected"),
+    [
+        (SPEAKS + "{{ '\\n' }}" + CHAT_END, "Yes.\n<|im_end|>", "Yes.\n<|im_end|>\n"),
+        (SPEAKS + "{{ '\\n' }}" + CHAT_END, "Yes.<|im_end|>", "Yes.<|im_end|>\n"),
+        (SPEAKS + "{{ '\\n' }}" + CHAT_END, "Yes.\n", "Yes.\n<|im_end|>\n"),
+        (INNER.replace("MARK", "<|closed|>"), "Yes.<|closed|><|im_end|>", "Yes.<|closed|><|im_end|>\n"),
+        (INNER.replace("MARK", "<|closed|>"), "Yes.<|im_end|>", "Yes.<|im_end|>\n"),
+        (INNER.replace("MARK", "<|closed|>"), "Yes.", "Yes.<|closed|><|im_end|>\n"),
+        (OF_ASSISTANT.replace("MARK", "\\n[END]") + CHAT_END, "Yes.\n[END]<|im_end|>", "Yes.\n[END]<|im_end|>\n"),
+        (OF_ASSISTANT.replace("MARK", "\\n[END]") + CHAT_END, "Yes.\n", "Yes.\n[END]<|im_end|>\n"),
+        (OF_ASSISTANT.replace("MARK", " END ") + CHAT_END, "Yes. END <|im_end|>", "Yes. END <|im_end|>\n"),
+        (OF_ASSISTANT.replace("MARK", " END ") + CHAT_END, "Yes. E", "Yes. E END <|im_end|>\n"),
+        (
+            OF_ASSISTANT.replace("MARK", "<|closed|><|end|>") + CHAT_END,
+            "Yes.<|closed|><|end|>",
+            "Yes.<|closed|><|end|><|im_end|>\n",
+        ),
+        (OTHER_AT_LAST, "Yes.<|return|>", "Yes.<|return|>"),
+        (OTHER_AT_LAST, "Yes.<|end|>", "Yes.<|end|>"),
+        (TEXT_END, "Yes.</s>", "Yes.</s>\n"),
+        (TEXT_END, "Yes.", "Yes.</s>\n"),
+    ],
+)
+def test_end_of_a_response_is_written_once(template: str, written: str, expected: str) -> None:
+    """The context has the sampled tokens and what the template's end lacks, with white space or text in the end too."""
+    tokenizer = tokenizer_of(Family(template, "<|im_end|>", ("<|im_start|>", "<|closed|>", "<|end|>", "<|return|>")))
+    prompts = PromptFormat("solo", tokenizer, chat_template=True, max_prompt_tokens=400)
+    [conversation] = conversations = prompts.start_conversations(["One?"])
+    right = conversation.text
+    ids = tokenizer(written, add_special_tokens=False).input_ids
+    nothing = torch.zeros(len(ids))
+    completion = Completion(
+        ids=torch.tensor(ids),
+        logprobs=nothing,
+        behavior_logprobs=nothing,
+        text=tokenizer.decode(ids, skip_special_tokens=True),
+        finished=written.endswith(">"),
+    )
+    for _ in range(3):
+        prompts.extend(conversations, [completion], ["One?"])
+        right = f"{right}{expected}{prompts.text('One?')}"
+        assert tokenizer.decode(conversation.ids) == right
+
+
+def test_end_token_beside_a_text_that_ends_responses_is_refused() -> None:
+    tokenizer = tokenizer_of(Family(TEXT_END, "<|im_end|>", ("<|im_start|>",)))
+
+    def prompts(context_mode: str) -> PromptFormat:
+        return PromptFormat("solo", tokenizer, chat_template=True, max_prompt_tokens=400, context_mode=context_mode)
+
+    with pytest.raises(ConfigError, match=r"rollout\.context=append needs .* writes '.*</s>.*; use .*=retokenize"):
+        prompts("append").check_history_continues()
+    retokenized = prompts("retokenize")
+    retokenized.check_history_continues()
+    conversations = retokenized.start_conversations(["One?"])
+    retokenized.extend(conversations, [completion_of(tokenizer, "Yes.", finished=True)], ["Two?"])
+    assert tokenizer.decode(conversations[0].ids).count("Yes.</s>\n<|im_start|>user\nTwo?") == 1
+
+
 THINKS = (  # as Qwen3's: an argument closes the thought before the response, and earlier thoughts are kept
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
     "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}"

@@ -17,7 +17,13 @@ from ippo_cli.tasks.control_tokens import ControlTokens
 from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import Message, MessagesText
 from ippo_cli.tasks.observations import cut_observation, describe_num_tokens
-from ippo_cli.tasks.prompt_bridges import find_bridge, find_bridge_after
+from ippo_cli.tasks.prompt_bridges import (
+    ResponseEnd,
+    SampledResponse,
+    find_bridge,
+    find_bridge_after,
+    read_response_end,
+)
 from ippo_cli.tasks.template_args import read_template_args
 from ippo_cli.tasks.tools.formats import ParsedResponse
 from ippo_cli.tasks.tools.load import load_agent_tools
@@ -159,7 +165,8 @@ class PromptFormat:
         """Raise `ConfigError` for a chat template that changes earlier messages.
 
         Checks two rounds of a sample conversation, with and without thinking in the answers: a template that drops
-        thinking would fail during a run. Without `several_answers` only results of tools follow responses.
+        thinking would fail during a run. Answers are truncated, or end with the end token, which must be the template's
+        end. Without `several_answers` only results of tools follow responses.
         """
         if not self.uses_chat_template or self.context_mode != "append":
             return
@@ -169,10 +176,14 @@ class PromptFormat:
         if several_answers:
             rounds += [(answer, ("Two?", "Three?")) for answer in PROBE_ANSWERS]
         for answer, observations in rounds:
-            messages = self._first_messages("One?")
-            probe = Conversation(messages=messages, text=self._render_messages(messages), ids=[])
-            for observation in observations:
-                self._append_turn(probe, _make_completion(answer), observation)
+            completions = [_make_completion(answer)]
+            if (end := self.tokenizer.eos_token_id) is not None:
+                completions.append(_make_completion(answer, [*self.control.token_ids([answer])[0], end]))
+            for completion in completions:
+                messages = self._first_messages("One?")
+                probe = Conversation(messages=messages, text=self._render_messages(messages), ids=[])
+                for observation in observations:
+                    self._append_turn(probe, completion, observation)
 
     def _append_turn(self, conversation: Conversation, completion: Completion, observation: str) -> str | None:
         """Append a response and the next message to a conversation's text.
@@ -221,7 +232,8 @@ class PromptFormat:
     ) -> str | None:
         """Append a response and the next messages with the chat template, as `_append_turn` does."""
         before, stop = conversation.text, self.stop_token(completion)
-        response = {**response, "content": response["content"].removesuffix(self.closing)}
+        sampled = self.sampled_response(completion)
+        response = {**response, "content": sampled.split_content(response["content"])}
         conversation.messages += [response]
         closed = self._render_messages(conversation.messages, opens_response=False) if "tool_calls" in response else ""
         conversation.messages += added
@@ -230,8 +242,8 @@ class PromptFormat:
         if closed:  # the template writes the calls in its own way, so that only the end of the message is known
             bridge, expected = find_bridge_after(before, closed, now, stop, str(self.tokenizer.eos_token)), closed
         else:
-            closing = self.written_closing(completion)
-            bridge, expected = find_bridge(before, now, answer, stop, closing), before + answer
+            bridge = find_bridge(before, now, answer, sampled)
+            expected = before + answer + (stop if now.startswith(before + answer) else "")
         if bridge is None:
             self._check_rewrite_allowed(expected if now.startswith(before) else before, now)
         return bridge
@@ -258,28 +270,31 @@ class PromptFormat:
         return str(self.tokenizer.convert_ids_to_tokens(last)) if last in self.tokenizer.all_special_ids else ""
 
     @cached_property
-    def closing(self) -> str:
-        """The marker that the chat template writes between a response and its end token, as Command R7B's; often empty.
-
-        Models are trained to write it as well.
-        """
-        if not self.uses_chat_template:
-            return ""
-        answer = "Yes."
-        messages: list[Message] = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": answer}]
+    def response_end(self) -> ResponseEnd:
+        """How the chat template ends responses, such as Command R7B's with a marker before the end token."""
+        question, answer, other = "One?", "Yes.", "Two?"
+        messages: list[Message] = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        messages += [{"role": "user", "content": other}]
         try:
-            closed = self.render_chat(messages, self._tool_schemas, opens_response=False)
+            asked, closed, continued = (
+                self.render_chat(messages[:count], self._tool_schemas, opens_response=False) for count in (1, 2, 3)
+            )
         except Exception:  # reported where prompts are rendered
-            return ""
-        after = closed[closed.rfind(answer) + len(answer) :] if answer in closed else ""
-        return after[: max(after.find(str(self.tokenizer.eos_token)), 0)].strip()
+            return ResponseEnd()
+        if not self.uses_chat_template or answer not in closed or answer not in continued:
+            return ResponseEnd()
+        inner = continued.rpartition(answer)[2].partition(other)[0]
+        special = {*map(str, self.tokenizer.all_special_tokens), *self.control.spellings}
+        return read_response_end(inner, closed.rpartition(answer)[2], asked.rpartition(question)[2], special)
 
-    def written_closing(self, completion: Completion) -> str:
-        """The closing marker, if a completion is finished or ends with it."""
-        if not self.closing or self.stop_token(completion):
-            return self.closing
-        written = str(self.tokenizer.decode(completion.ids.tolist(), skip_special_tokens=False))
-        return self.closing if written.endswith(self.closing) else ""
+    def sampled_response(self, completion: Completion) -> SampledResponse:
+        """A completion's text with its special tokens."""
+        text = completion.text
+        if len(completion.ids):
+            decoding = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+            ids = completion.ids.tolist()
+            text = str(self.tokenizer.decode(ids, spaces_between_special_tokens=False, **decoding))
+        return SampledResponse(text, self.stop_token(completion), self.response_end)
 
     def _role_markers(self) -> str:
         """A rendered chat that shows the role markers; empty if the template rejects the sample messages."""
@@ -457,9 +472,16 @@ class PromptFormat:
         return list(whole[:start])
 
 
-def _make_completion(text: str) -> Completion:
-    empty = torch.zeros(0)
-    return Completion(ids=empty.long(), logprobs=empty, behavior_logprobs=empty, text=text, finished=False)
+def _make_completion(text: str, ids: Sequence[int] = ()) -> Completion:
+    """A response for a check: with the `ids` of a finished one, or truncated without any."""
+    empty = torch.zeros(len(ids))
+    return Completion(
+        ids=torch.tensor(ids, dtype=torch.long),
+        logprobs=empty,
+        behavior_logprobs=empty,
+        text=text,
+        finished=bool(ids),
+    )
 
 
 def prompt_formats(
