@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -420,6 +421,33 @@ def test_arguments_of_the_chat_template() -> None:
         prompts(thinking=1)
     with pytest.raises(ConfigError, match="needs a chat template"):
         PromptFormat("solo", tokenizer, chat_template=False, max_prompt_tokens=9, template_args={"enable_thinking": 1})
+
+
+def test_keys_of_messages_in_rows(caplog: pytest.LogCaptureFixture) -> None:
+    """Names and thoughts reach the template, and keys without an effect are reported once."""
+    template = THINKS.replace("m['role'] + '", "m['role'] + ' ' + (m.name or '') + '")
+    row = [
+        {"role": "user", "content": "Is it?", "name": "Ann", "weight": 0, "id": None},
+        {"role": "assistant", "content": "Yes.", "reasoning": "I see."},
+        {"role": "user", "content": "Sure?"},
+    ]
+    with caplog.at_level(logging.WARNING):
+        for text in (template, CHAT, CHAT):
+            tokenizer = tokenizer_of(Family(text, "<|im_end|>", ("<|im_start|>",)))
+            prompts = PromptFormat("solo", tokenizer, chat_template=True, max_prompt_tokens=99)
+            for _ in range(2):
+                shown = prompts.text(read_messages(row, "task.agents.solo.template=messages:keys"))
+                assert ("Ann" in shown, "<think>I see.</think>Yes." in shown) == (text == template,) * 2
+    found = [record.getMessage() for record in caplog.records]
+    assert found[0] == "task.agents.solo.template=messages:keys has messages with weight, which has no effect"
+    unread = [
+        f"the chat template of solo's tokenizer does not read {key} of messages"
+        for key in ("name", "reasoning_content")
+    ]
+    assert sorted(found[1:]) == sorted(unread * 2)
+    for key in ("name", "reasoning"):
+        with pytest.raises(ConfigError, match=f"has a message with {key}=5, which is no text; convert it"):
+            read_messages([{**row[0], key: 5}], "task.agents.solo.template=messages:keys")
 
 
 def test_thoughts_of_earlier_answers_in_rows() -> None:

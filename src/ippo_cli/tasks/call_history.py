@@ -52,6 +52,7 @@ class CallHistory:
         except Exception as error:  # templates are code of the model, and messages those of the program
             reason = (str(error) or repr(error)).splitlines()[0]
             raise ValueError(f"the chat template rejects the messages: {reason}") from error
+        prompt_format.report_unread_keys(call.messages)
         self._sequences.append(sequence)
         return sequence
 
@@ -176,7 +177,8 @@ def _normalize(message: ChatMessage) -> tuple[Any, ...]:
     content = message["content"] or ""
     if message["role"] == "assistant":  # the sampled white space remains
         content = content.strip()
-    return message["role"], content, message.get("name"), message.get("tool_call_id"), calls
+    texts = [message.get(key) or None for key in ("name", "tool_call_id", "reasoning_content")]
+    return message["role"], content, *texts, calls
 
 
 def _guard_tools(prompt_format: PromptFormat, call: ModelCall) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,12 +25,14 @@ from ippo_cli.tasks.prompt_bridges import (
     find_bridge_after,
     read_response_end,
 )
-from ippo_cli.tasks.template_args import read_template_args
+from ippo_cli.tasks.template_args import find_unread_keys, read_template_args
 from ippo_cli.tasks.tools.formats import ParsedResponse
 from ippo_cli.tasks.tools.load import load_agent_tools
 from ippo_cli.tasks.tools.prompts import ToolPrompts
 from ippo_cli.tasks.tools.tool import AgentTools, ToolResult, ToolResults
 from ippo_cli.types import Completion
+
+_log = logging.getLogger(__name__)
 
 SLACK = 16  # margin for tokens that a tokenizer adds to a text, such as a space before it
 
@@ -70,6 +73,7 @@ class PromptFormat:
         self.uses_chat_template = self._resolve_chat_template(chat_template)
         self.template_args = dict(template_args or {})
         self._check_template_args()
+        self._reported_keys: set[str] = set()
         self.tools = tools and ToolPrompts(
             tokenizer, tools, uses_chat_template=self.uses_chat_template, template_args=self.template_args
         )
@@ -115,6 +119,12 @@ class PromptFormat:
         """The names of arguments that the chat template does not read."""
         known = read_template_args(self.tokenizer) if args else None
         return [] if known is None else [name for name in args if name not in known]
+
+    def report_unread_keys(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Warn once of each key of messages that the chat template does not read."""
+        for key in find_unread_keys(self.tokenizer, messages) - self._reported_keys:
+            self._reported_keys.add(key)
+            _log.warning("the chat template of %s's tokenizer does not read %s of messages", self.agent, key)
 
     def start_conversations(self, observations: Sequence[str]) -> list[Conversation]:
         """Start one conversation per observation."""
@@ -387,6 +397,7 @@ class PromptFormat:
         if not isinstance(observation, MessagesText):
             return [*system, self._user_message(observation)]
         self._check_messages(observation.messages)
+        self.report_unread_keys(observation.messages)
         return [*system, *map(self.control.guard_message, observation.messages)]
 
     def _user_message(self, observation: str) -> Message:
