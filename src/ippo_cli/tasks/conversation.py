@@ -187,7 +187,7 @@ class PromptFormat:
             rounds += [(answer, ("Two?", "Three?")) for answer in PROBE_ANSWERS]
         for answer, observations in rounds:
             completions = [_make_completion(answer)]
-            if (end := self.tokenizer.eos_token_id) is not None:
+            if isinstance(end := self.tokenizer.eos_token_id, int):
                 completions.append(_make_completion(answer, [*self.control.token_ids([answer])[0], end]))
             for completion in completions:
                 messages = self._first_messages("One?")

@@ -159,7 +159,7 @@ def find_ignored_settings(body: Mapping[str, Any], max_new_tokens: int | None = 
 
 def _find_ignored_keys(message: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of a message that have no effect, and their values."""
-    parts = [("messages", message, MESSAGE_KEYS)]
+    parts: list[tuple[str, Mapping[str, Any], tuple[str, ...]]] = [("messages", message, MESSAGE_KEYS)]
     content = message.get("content") or []
     if not isinstance(content, str):
         texts = content if isinstance(content, Sequence) else [content]
