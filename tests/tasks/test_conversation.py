@@ -419,6 +419,8 @@ def test_arguments_of_the_chat_template() -> None:
     assert prompts(enable_thinking=False).text("One?").endswith("<think></think>")
     with pytest.raises(ConfigError, match=r"chat_template_args\.thinking=1 has no effect.* it reads enable_thinking"):
         prompts(thinking=1)
+    with pytest.raises(ConfigError, match="unpaired surrogate, which no tokenizer encodes; remove it"):
+        prompts(enable_thinking=["\ud800"])
     with pytest.raises(ConfigError, match="needs a chat template"):
         PromptFormat("solo", tokenizer, chat_template=False, max_prompt_tokens=9, template_args={"enable_thinking": 1})
 

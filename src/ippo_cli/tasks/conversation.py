@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,6 +108,11 @@ class PromptFormat:
             raise ConfigError(
                 f"{key}={self.template_args}", "needs a chat template, and none is used for this agent", "remove it"
             )
+        try:
+            json.dumps(self.template_args, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            rule = "has an unpaired surrogate, which no tokenizer encodes"
+            raise ConfigError(f"{key}={self.template_args!a}", rule, "remove it") from error
         for name in self.find_unread_args(self.template_args):
             known = sorted(read_template_args(self.tokenizer) or ())
             raise ConfigError(
