@@ -154,8 +154,18 @@ class OtherRankFailed(IppoError):
         self.rank, self.exit_code = rank, exit_code
 
 
-class PreemptionRequested(BaseException):
-    """Aborts the current iteration, which is repeated after resuming; a `BaseException`, as KeyboardInterrupt is."""
+class Interruption(BaseException):
+    """An exception that ends the work of a process, as KeyboardInterrupt does, and is no failure of user code."""
+
+
+class PreemptionRequested(Interruption):
+    """Aborts the current iteration, which is repeated after resuming."""
+
+
+def raise_interruption(error: BaseException) -> None:
+    """Raise an exception that user code is not the cause of: an interruption, or an error of this package."""
+    if isinstance(error, KeyboardInterrupt | Interruption | IppoError):
+        raise error
 
 
 INTERRUPTED = 130  # Ctrl-C

@@ -10,11 +10,13 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from ippo_cli.config.errors import Interruption
+
 CLOSED_ERRNOS = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # a pipe's reader, a terminal, a socket's other end
 _continuing_task = ""  # the task that continues without a reader, if any
 
 
-class OutputClosed(BaseException):
+class OutputClosed(Interruption):
     """The output has no reader and the command exits. Not an `Exception`, so that no handler treats it as a failure."""
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeGuard
 
 from ippo_cli.config.agent_checks import MESSAGES_PREFIX
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.text import escape_controls
+
+_log = logging.getLogger(__name__)
+_reported: set[tuple[str, str]] = set()  # settings and keys of messages that were reported
 
 ROLES = ("system", "user", "assistant")
 UNSUPPORTED_PARTS = ("tool_calls", "function_call", "images", "videos", "audio")  # message keys other than text
+READ_KEYS = {"role", "content", "name", "reasoning_content", "reasoning"}
 Message = dict[str, Any]  # role and content; calls of tools and their results have further keys
 
 
@@ -70,9 +76,13 @@ def read_messages(value: Any, setting: str) -> MessagesText:
                 f"has a message with {unread[0]}, but only text is supported",
                 "convert it to text with task.map",
             )
+        _report_ignored_keys(part, setting)
     messages = [
-        {"role": str(part["role"]), "content": _content_text(part["content"], setting)}
-        | ({"reasoning_content": part["reasoning_content"]} if isinstance(part.get("reasoning_content"), str) else {})
+        {
+            "role": str(part["role"]),
+            "content": _content_text(part["content"], setting),
+            **_optional_texts(part, setting),
+        }
         for part in value
     ]
     if unknown_roles := [message["role"] for message in messages if message["role"] not in ROLES]:
@@ -88,6 +98,29 @@ def read_messages(value: Any, setting: str) -> MessagesText:
             "remove the last message with task.map",
         )
     return MessagesText(messages)
+
+
+def _optional_texts(message: Mapping[str, Any], setting: str) -> dict[str, str]:
+    """The name and the thought of a message. Raises `ConfigError` for values that are no text."""
+    texts: dict[str, str] = {}
+    for key in ("name", "reasoning_content", "reasoning"):
+        text = message.get(key)
+        if not isinstance(text, str | None):
+            rule = f"has a message with {key}={text!r:.60}, which is no text"
+            raise ConfigError(setting, rule, "convert it to text with task.map")
+        if text is not None:
+            texts.setdefault(key.replace("reasoning_content", "reasoning"), text)
+    if "reasoning" in texts:  # two names of one text
+        texts["reasoning_content"] = texts.pop("reasoning")
+    return texts
+
+
+def _report_ignored_keys(message: Mapping[str, Any], setting: str) -> None:
+    """Warn once of each key of messages that has no effect; Arrow writes null for keys that a message lacks."""
+    for key in message.keys() - READ_KEYS:
+        if message[key] not in (None, "", [], {}) and (setting, key) not in _reported:
+            _reported.add((setting, key))
+            _log.warning("%s has messages with %s, which has no effect", setting, escape_controls(str(key)[:40]))
 
 
 def _content_text(content: Any, setting: str) -> str:
