@@ -52,7 +52,7 @@ PLACES = {
     "peft": ("models/lora.py", "models/linear_maps.py"),
     "hydra": ("compose/", "sweeps/", "cli/train.py", "config/commands.py", "api/"),
     "omegaconf": ("compose/", "sweeps/", "cli/train.py", "cli/start_training.py", "api/"),
-    "yaml": ("compose/", "sweeps/", "runs/records.py"),
+    "yaml": ("compose/", "sweeps/", "runs/run_files.py"),
     "vllm": ("rollout/vllm/",),
     "tensorboard": ("reporting/trackers/tensorboard_files.py",),
     "torch.utils.tensorboard": ("reporting/trackers/tensorboard_files.py",),

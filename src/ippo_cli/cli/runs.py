@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,14 +98,17 @@ def list_command(argv: Sequence[str]) -> None:
 
 
 def sort_runs(entries: Sequence[RunEntry], order: str) -> list[RunEntry]:
-    """Sort runs: newest, best, largest or longest first; by name in alphabetical order. Ties keep their order."""
+    """Sort runs: newest, best, largest or longest first; by name in alphabetical order. Ties keep their order.
+
+    Runs without the value are last, and so are scores that are NaN or infinite: they are results of a fault.
+    """
     if order == "name":
         return sorted(entries, key=lambda entry: (entry.name, str(entry.folder)))
     column = {"age": "started", "score": "last"}.get(order, order)
 
     def rank(entry: RunEntry) -> tuple[bool, float]:
         value = getattr(entry, column)
-        return value is None, 0.0 if value is None else -value
+        return (True, 0.0) if value is None or not math.isfinite(value) else (False, -value)
 
     return sorted(entries, key=rank)
 

@@ -96,11 +96,11 @@ def load_run_config(folder: Path, run: str, overrides: list[str], *, data: bool 
 
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"run={run}", "is not a run", "use a run's folder such as outputs/NAME/DATE-ID")
+    for text in find_missing_parts(RunRecord(folder)) if (folder / "run.json").is_file() else ():
+        print(f"warning: run={run} is incomplete: {text}", file=sys.stderr, flush=True)
     saved = overrides_with_weights(folder, overrides)
     config = compose_checked([*saved, *overrides], overrides, of_model=False, data=data)
     check_unchanged_config(folder, saved, overrides)
-    for text in find_missing_parts(RunRecord(folder)) if (folder / "run.json").is_file() else ():
-        print(f"warning: run={run} is incomplete: {text}", file=sys.stderr, flush=True)
     for line in changed_input_warnings(folder, input_files(config, data=data), ("task.", "reward.")):
         print(f"warning: {line}", file=sys.stderr, flush=True)
     typed = {text.partition("=")[0].lstrip("+") for text in overrides}

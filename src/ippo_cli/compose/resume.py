@@ -28,6 +28,7 @@ from ippo_cli.runs.folder import (
     read_run_state,
     run_folders,
 )
+from ippo_cli.runs.history import HISTORY, hash_file, last_config_hash
 
 DTYPE = "actor.dtype"
 
@@ -331,5 +332,8 @@ def saved_config(folder: Path) -> dict[str, Any]:
             plain = fill_missing_keys(plain, mask_secrets(_compose_plain(saved_overrides(folder))))
             build_config(plain)  # raises ConfigError for an invalid configuration
     except ConfigError as error:
-        raise ResumeError(f"{folder} is not a run that can be resumed: {error}") from error
+        file, recorded = folder / "config.yaml", last_config_hash(folder)
+        is_changed = recorded and file.is_file() and hash_file(file) != recorded
+        reason = f"; config.yaml is not the file that {HISTORY} recorded" if is_changed else ""
+        raise ResumeError(f"{folder} is not a run that can be resumed: {error}{reason}") from error
     return plain

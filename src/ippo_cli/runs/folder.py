@@ -22,6 +22,7 @@ from ippo_cli.config.schema import Config
 from ippo_cli.config.secrets import mask_secrets, redact_text
 from ippo_cli.engine.launchers import job_id
 from ippo_cli.runs.metric_names import present_metric_name
+from ippo_cli.runs.run_files import read_metric_row, read_state_file
 
 PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "datasets", "tokenizers")
 
@@ -202,11 +203,8 @@ def run_folders(root: Path) -> list[Path]:
 
 
 def read_run_state(folder: Path) -> str:
-    """`state` of a run's `run.json`."""
-    try:
-        return str(json.loads((folder / "run.json").read_text())["state"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ResumeError(f"{folder} is not a run's folder: run.json cannot be read ({error})") from error
+    """`state` of a run's `run.json`. Raises `ResumeError`."""
+    return read_state_file(folder).value["state"]
 
 
 def check_metrics(checkpoint: Path) -> None:
@@ -231,22 +229,20 @@ def metric_rows(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             end += len(line)
-            try:
-                row = json.loads(line)
-                float(row["iteration"])  # raises if it is not a row of metrics
-            except (ValueError, KeyError, TypeError):
+            row = read_metric_row(line)
+            if row is None:
                 raise ResumeError(
                     f"{file}, line {number}: not a row of metrics; fix or delete that line, or move the file away: "
                     "training does not depend on it"
-                ) from None
+                )
             yield {present_metric_name(name): value for name, value in row.items()}, end
 
 
 def mark_run_failed(folder: Path, error: str) -> None:
     """Set the state in `run.json` to failed, if rank 0 was killed before it could."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ResumeError):
         error = redact_text(error)
-        known = json.loads((folder / "run.json").read_text())
+        known = read_state_file(folder).value
         write_atomically(folder / "run.json", json.dumps(known | {"state": "failed", "error": error}, indent=1) + "\n")
 
 
