@@ -170,3 +170,12 @@ def test_every_module_has_a_docstring() -> None:
         text = ast.get_docstring(ast.parse(file.read_text()))
         assert text is not None, relative_path(file)
         assert text.splitlines()[0].rstrip().endswith((".", "?", "`")), relative_path(file)
+
+
+def test_only_the_gate_prints() -> None:
+    """Text for a terminal passes `runs/output.py`, which escapes control characters of names, values and errors."""
+    allowed = ("runs/output.py", "reporting/trackers/child.py")  # the latter writes JSON to a pipe
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            is_print = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+            assert not is_print or relative_path(file) in allowed, f"{relative_path(file)}:{node.lineno} prints"

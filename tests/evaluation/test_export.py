@@ -25,7 +25,7 @@ from ippo_cli.evaluation.chat import ChatSettings, chat
 from ippo_cli.evaluation.evaluate_run import adapters_by_agent, find_weights
 from ippo_cli.evaluation.export import ExportRequest, export_agents
 from ippo_cli.models.critic import ValueModel, load_value_head
-from ippo_cli.reporting.escape import escape_lines
+from ippo_cli.config.escape import escape_lines
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from ippo_cli.runs.folder import (
     run_folders,
 )
 from ippo_cli.runs.history import HISTORY, hash_file, last_config_hash
+from ippo_cli.runs.output import print_text
 
 DTYPE = "actor.dtype"
 
@@ -145,7 +146,7 @@ def _find_resumable_run(wanted: str, overrides: Sequence[str]) -> Path | None:
         description = "of this configuration" if job is None else f"that job {job} began with these overrides"
         raise ResumeError(f"resume=must: no unfinished run {description} below {root}; use resume=auto")
     if detect_ranks(os.environ).rank == 0:
-        print(_new_run_reason(root, job), flush=True)
+        print_text(_new_run_reason(root, job))
     return None
 
 
@@ -190,7 +191,7 @@ def _exit_finished_job(folder: Path, job: str | None) -> NoReturn:
     """Exit with code 0: the job was restarted after its run was done."""
     if detect_ranks(os.environ).rank == 0:
         done = f"{display_path(folder.absolute())} is done, which job {job} began with these overrides"
-        print(f"{done}; resume=never starts a new run", flush=True)
+        print_text(f"{done}; resume=never starts a new run")
     raise SystemExit(0)
 
 

@@ -18,10 +18,12 @@ from typing import IO, Any
 
 from ippo_cli.config.commands import shell_command
 from ippo_cli.config.errors import ResumeError, StorageError, convert_storage_errors
+from ippo_cli.config.escape import escape_text
 from ippo_cli.config.schema import Config
 from ippo_cli.config.secrets import mask_secrets, redact_text
 from ippo_cli.engine.launchers import job_id
 from ippo_cli.runs.metric_names import present_metric_name
+from ippo_cli.runs.output import print_text
 from ippo_cli.runs.run_files import read_metric_row, read_state_file
 
 PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "datasets", "tokenizers")
@@ -37,14 +39,19 @@ VISIBILITY_TIMEOUT_S = 15.0  # how long a file system may take to show one rank 
 CHECKPOINT_NAME = re.compile(r"step_\d+")
 
 
-def display_path(path: Path) -> str:
-    """A path relative to the working directory if it is below it, else absolute."""
+def relative_path(path: Path) -> str:
+    """A path relative to the working directory if it is below it, else absolute; for commands and JSON."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def display_path(path: Path) -> str:
+    """The same for messages: control characters and newlines of names are escaped."""
+    return escape_text(relative_path(path))
 
 
 def resume_command(folder: Path, *more: str | tuple[str, str], sweep: bool = False) -> str:
     """The command that resumes a run, or a sweep, from the current working directory."""
-    return shell_command("ippo-train", *(["-m"] if sweep else []), ("resume", display_path(folder)), *more)
+    return shell_command("ippo-train", *(["-m"] if sweep else []), ("resume", relative_path(folder)), *more)
 
 
 def reserve_folder(root: Path) -> Path:
@@ -94,7 +101,7 @@ def overwrite_in_place(path: Path, text: str) -> None:
 def print_warning(text: str) -> None:
     """Print a `warning:` line; ignores OSError, because the output may go to a full disk."""
     with suppress(OSError):
-        print(f"warning: {text}", flush=True)
+        print_text(f"warning: {escape_text(text)}")
 
 
 def write_start_files(
@@ -279,7 +286,7 @@ def check_iterations_left(checkpoint: Path, config: Config, last_iteration: int)
         setting, works = f"num_iterations={config.num_iterations}", "a larger number"
     raise ResumeError(
         f"{setting} is less than the {done} completed iterations; use {works}, or evaluate the run as it is: "
-        f"{shell_command('ippo-eval', ('run', display_path(checkpoint.parents[1])))}"
+        f"{shell_command('ippo-eval', ('run', relative_path(checkpoint.parents[1])))}"
     )
 
 

@@ -153,9 +153,9 @@ def _lacks_record(path: Path) -> bool:
 def _damaged_weights(folder: Path, digests: Mapping[str, str]) -> Iterator[str]:
     """Files with initial weights that are missing, and small ones with another hash than recorded."""
     for name, digest in digests.items():
-        file, shown = folder / name, f"{INITIAL}/{folder.name}/{name}"
+        file, label = folder / name, f"{INITIAL}/{folder.name}/{name}"
         try:
             if file.stat().st_size <= MAX_HASHED_BYTES and hashlib.sha256(file.read_bytes()).hexdigest() != digest:
-                yield f"{shown} is not the file that the run started with"
+                yield f"{label} is not the file that the run started with"
         except READ_ERRORS:
-            yield f"{shown} is missing"
+            yield f"{label} is missing"
