@@ -52,7 +52,7 @@ PLACES = {
     "peft": ("models/lora.py", "models/linear_maps.py"),
     "hydra": ("compose/", "sweeps/", "cli/train.py", "config/commands.py", "api/"),
     "omegaconf": ("compose/", "sweeps/", "cli/train.py", "cli/start_training.py", "api/"),
-    "yaml": ("compose/", "sweeps/", "runs/records.py"),
+    "yaml": ("compose/", "sweeps/", "runs/run_files.py"),
     "vllm": ("rollout/vllm/",),
     "tensorboard": ("reporting/trackers/tensorboard_files.py",),
     "torch.utils.tensorboard": ("reporting/trackers/tensorboard_files.py",),
@@ -195,3 +195,12 @@ def test_stages_of_an_iteration_name_no_method(name: str) -> None:
             assert module.startswith(allowed), f"{name}:{line} imports {module}"
     text = file.read_text()
     assert [word for word in METHOD_NAMES if word in text] == []
+
+
+def test_only_the_gate_prints() -> None:
+    """Text for a terminal passes `runs/output.py`, which escapes control characters of names, values and errors."""
+    allowed = ("runs/output.py", "reporting/trackers/child.py")  # the latter writes JSON to a pipe
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            is_print = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+            assert not is_print or relative_path(file) in allowed, f"{relative_path(file)}:{node.lineno} prints"

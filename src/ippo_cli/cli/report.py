@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import REPORT_HELP
-from ippo_cli.runs.output import ignore_closed_output
+from ippo_cli.runs.output import ignore_closed_output, print_text
 
 if TYPE_CHECKING:
     from ippo_cli.report.write import ReportOptions
@@ -36,7 +36,7 @@ def write_page(argv: Sequence[str]) -> None:
             print_warning(f"{display_path(run.folder)} is incomplete: {text}")
     target = _target_file(values["to"], default_target(runs)) if "to" in values else default_target(runs)
     for file in write_report(runs, target, values.get("title"), options):
-        print(f"{display_path(file)}  ({file.stat().st_size / 1e6:.1f} MB)", flush=True)
+        print_text(f"{display_path(file)}  ({file.stat().st_size / 1e6:.1f} MB)")
 
 
 def _parse_arguments(argv: Sequence[str]) -> tuple[list[Path], dict[str, str], ReportOptions]:

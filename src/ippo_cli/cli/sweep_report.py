@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import SWEEP_HELP
-from ippo_cli.runs.output import ignore_closed_output
+from ippo_cli.runs.output import ignore_closed_output, print_text
 
 if TYPE_CHECKING:
     from ippo_cli.runs.intervals import MeanInterval
@@ -36,7 +36,7 @@ def write_report(argv: Sequence[str]) -> None:
     folder, to = _parse_folders(argv)
     ignore_closed_output("the report")
     summary = summarize_sweep(folder)
-    print(format_summary(summary), flush=True)
+    print_text(format_summary(summary))
     with convert_storage_errors(str(to)):
         to.mkdir(parents=True, exist_ok=True)
         write_atomically(to / "summary.json", json.dumps(to_json_data(summary), indent=1) + "\n")
@@ -45,9 +45,9 @@ def write_report(argv: Sequence[str]) -> None:
         if can_draw():
             draw_summary(summary, to / "summary.png")
             written.append("summary.png")
-    print(f"written to {display_path(to)}: {' '.join(written)}")
+    print_text(f"written to {display_path(to)}: {' '.join(written)}")
     if not can_draw():
-        print("summary.png is not drawn: matplotlib is not installed; pip install 'ippo-cli[bench]'")
+        print_text("summary.png is not drawn: matplotlib is not installed; pip install 'ippo-cli[bench]'")
 
 
 def _parse_folders(argv: Sequence[str]) -> tuple[Path, Path]:

@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from ippo_cli.config.escape import escape_text
+
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -32,7 +34,7 @@ class ConfigError(IppoError):
     exit_code = 2
 
     def __init__(self, setting: str, rule: str, remedy: str) -> None:
-        super().__init__(f"{setting} {rule}; {remedy}")
+        super().__init__(escape_text(f"{setting} {rule}; {remedy}"))  # values of users cannot begin a line
         self.key = setting.partition("=")[0]
 
 
@@ -40,7 +42,7 @@ class UnusableServer(ConfigError):
     """A server that a key names does not answer or does not fit, found before any model loads."""
 
     def __init__(self, message: str) -> None:
-        Exception.__init__(self, message)
+        Exception.__init__(self, escape_text(message))
         self.key = message.partition("=")[0]
 
 
