@@ -359,6 +359,7 @@ KINDS = {
         (r"\$2,000", "It costs 2000 cents.", 0.0),
         (r"25\%", r"\boxed{25 \text{ percent}}", 1.0),
         ("1/4", r"\boxed{25\%}", 1.0),
+        (r"9.8 \text{ m s}^{-2}", r"We obtain $9.8 \text{ m s}^{-2}$.", 1.0),
         ("30 mph", r"\boxed{30 \text{ miles per hour}}", 1.0),
         ("5 gallons", r"\boxed{20 \text{ quarts}}", 1.0),
         ("1 L", r"\boxed{1000 \text{ cm}^3}", 1.0),

@@ -130,7 +130,7 @@ def find_quantity_after(text: str, value: str) -> Quantity | None:
     if place < 0:
         return None
     end = place + len(value)
-    rest = re.match(r"\s*([A-Za-z][A-Za-z ^{}0-9/]*)", text[end:])
+    rest = re.match(r"\s*([A-Za-z][A-Za-z ^{}0-9/-]*)", text[end:])
     words = rest[1].split() if rest else []
     for count in range(len(words), 0, -1):
         found = read_quantity(f"{value}{' ' * (text[end] == ' ')}{' '.join(words[:count])}")
