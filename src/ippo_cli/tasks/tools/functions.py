@@ -96,7 +96,7 @@ def _make_tool(function: Function, reference: str, setting: str) -> Tool:
         rule = "is a class, and a call would return an object of it"
         raise ConfigError(f"{setting}={reference}", rule, "name a function, or an object with __call__")
     if inspect.iscoroutinefunction(layers[-1]) and any(hasattr(layer, "cache_info") for layer in layers):
-        rule = "caches an async function, whose coroutine can be awaited only once"
+        rule = "caches an async function, and its coroutine can be awaited only once"
         raise ConfigError(f"{setting}={reference}", rule, "cache a function without async, or remove the cache")
     return Tool(name=name, schema=_read_schema(function, name, reference, setting), source=reference)
 
@@ -213,7 +213,7 @@ def _is_dispatched(function: Function) -> bool:
 
 
 def _read_hints(function: Function) -> dict[str, Any]:
-    """The types of the arguments whose schemas are read from type hints."""
+    """The types of arguments by name; empty if the function has a schema of its own."""
     if hasattr(function, "schema"):
         return {}
     inner = _inner_function(function)
