@@ -241,7 +241,7 @@ def _convert_enum(value: Any, hint: Any) -> Any:
         holders = [part for part in (hint, *parts) if get_origin(part) in (dict, Mapping)]
         return {key: _convert_enum(item, get_args(holders[0])[-1]) for key, item in value.items()} if holders else value
     choices = [part for part in parts if isinstance(part, EnumType)]
-    members = [member for choice in choices for member in choice if member.value == value]
+    members = [member for choice in choices for member in choice if getattr(member, "value", None) == value]
     if members:
         return members[0]
     is_plain = value is None or any(isinstance(value, part) for part in parts if part in (str, int, float, bool))
@@ -284,7 +284,8 @@ def _to_json(value: Any) -> Any:
         return value.value
     is_data = not isinstance(value, bytes | bytearray | memoryview | type | Iterator)
     if is_data and isinstance(value, Sequence | MappingView):
-        return list(islice(value, MAX_RESULT_CHARACTERS))  # more items would be cut
+        items: Any = value
+        return list(islice(items, MAX_RESULT_CHARACTERS))  # more items would be cut
     text = str(value)
     if not is_data or _ADDRESS.search(text) or _REPRESENTATION.fullmatch(text):
         raise TypeError(
