@@ -29,7 +29,7 @@ class SampledResponse:
     stop: str
     end: ResponseEnd
 
-    def written(self, parts: Sequence[str]) -> list[str]:
+    def find_written(self, parts: Sequence[str]) -> list[str]:
         """The parts of a template's end that the response has at its end."""
         if self.stop and self.stop in parts:
             place = _last_index(parts, self.stop) + 1
@@ -40,7 +40,7 @@ class SampledResponse:
 
     def split_content(self, answer: str) -> str:
         """The response's text `answer` without the end; it may lack the special tokens."""
-        parts = self.written(self.end.inner)
+        parts = self.find_written(self.end.inner)
         for written in (parts, parts[:-1], [part for part in parts if part not in self.end.special]):
             if (text := "".join(written)) and answer.endswith(text):
                 return answer.removesuffix(text)
@@ -48,7 +48,7 @@ class SampledResponse:
 
     def missing(self, parts: Sequence[str]) -> str | None:
         """The text of a template's end that the response lacks; None if it has another end, which is no text."""
-        written = self.written(parts)
+        written = self.find_written(parts)
         if self.stop and self.stop in parts:
             return "".join(parts[_last_index(parts, self.stop) + 1 :])
         if self.stop and self.end.is_text and len(written) < len(parts):

@@ -135,7 +135,7 @@ def write(tmp_path: Path) -> Callable[[str], str]:
         ("class A: pass\nTOOLS = [A]", "is a class, and .*; name a function, or an object with __call__"),
         (
             "from functools import cache\n@cache\nasync def f(): 'x'",
-            "caches an async function, whose coroutine can be awaited only once; cache a function without async",
+            "caches an async function, and its coroutine can be awaited only once; cache a function without async",
         ),
     ],
 )

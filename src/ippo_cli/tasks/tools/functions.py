@@ -96,7 +96,7 @@ def _make_tool(function: Function, reference: str, setting: str) -> Tool:
         rule = "is a class, and a call would return an object of it"
         raise ConfigError(f"{setting}={reference}", rule, "name a function, or an object with __call__")
     if inspect.iscoroutinefunction(layers[-1]) and any(hasattr(layer, "cache_info") for layer in layers):
-        rule = "caches an async function, whose coroutine can be awaited only once"
+        rule = "caches an async function, and its coroutine can be awaited only once"
         raise ConfigError(f"{setting}={reference}", rule, "cache a function without async, or remove the cache")
     return Tool(name=name, schema=_read_schema(function, name, reference, setting), source=reference)
 
@@ -213,7 +213,7 @@ def _is_dispatched(function: Function) -> bool:
 
 
 def _read_hints(function: Function) -> dict[str, Any]:
-    """The types of the arguments whose schemas are read from type hints."""
+    """The types of arguments by name; empty if the function has a schema of its own."""
     if hasattr(function, "schema"):
         return {}
     inner = _inner_function(function)
@@ -241,8 +241,7 @@ def _convert_enum(value: Any, hint: Any) -> Any:
         holders = [part for part in (hint, *parts) if get_origin(part) in (dict, Mapping)]
         return {key: _convert_enum(item, get_args(holders[0])[-1]) for key, item in value.items()} if holders else value
     choices = [part for part in parts if isinstance(part, EnumType)]
-    every: list[Any] = [member for choice in choices for member in choice]
-    members = [member for member in every if member.value == value]
+    members = [member for choice in choices for member in choice if getattr(member, "value", None) == value]
     if members:
         return members[0]
     is_plain = value is None or any(isinstance(value, part) for part in parts if part in (str, int, float, bool))
