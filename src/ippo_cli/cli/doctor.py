@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import DOCTOR_HELP
 from ippo_cli.runs.output import ignore_closed_output, print_text
@@ -22,7 +23,7 @@ DEFAULT_OUTPUT_DIR = "outputs"
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-doctor", DOCTOR_HELP, report, takes_overrides=False)
+    run_command("ippo-doctor", DOCTOR_HELP, report, command_keys=OWN_KEYS["ippo-doctor"], takes_overrides=False)
 
 
 def report(argv: Sequence[str]) -> None:

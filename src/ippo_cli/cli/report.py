@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import REPORT_HELP
 from ippo_cli.runs.output import ignore_closed_output, print_text
@@ -19,7 +20,14 @@ FLAGS = ("--png", "--csv", "--markdown", "--latex")
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-report", REPORT_HELP, write_page, needs_arguments=True, takes_overrides=False)
+    run_command(
+        "ippo-report",
+        REPORT_HELP,
+        write_page,
+        needs_arguments=True,
+        command_keys=OWN_KEYS["ippo-report"],
+        takes_overrides=False,
+    )
 
 
 def write_page(argv: Sequence[str]) -> None:

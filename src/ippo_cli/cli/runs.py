@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import KEYS_FILE, RUNS_HELP
 from ippo_cli.runs.output import ignore_closed_output, print_text
@@ -24,7 +25,7 @@ ORDERS = ("age", "score", "best", "size", "name", "iterations")
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-runs", RUNS_HELP, run, takes_overrides=False)
+    run_command("ippo-runs", RUNS_HELP, run, command_keys=(*OWN_KEYS["ippo-runs"], *COMMANDS), takes_overrides=False)
 
 
 def run(argv: Sequence[str]) -> None:

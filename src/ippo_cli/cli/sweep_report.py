@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import SWEEP_HELP
 from ippo_cli.runs.output import ignore_closed_output, print_text
@@ -23,7 +24,7 @@ MAX_ERRORS = 20
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-sweep", SWEEP_HELP, write_report, takes_overrides=False)
+    run_command("ippo-sweep", SWEEP_HELP, write_report, command_keys=OWN_KEYS["ippo-sweep"], takes_overrides=False)
 
 
 def write_report(argv: Sequence[str]) -> None:

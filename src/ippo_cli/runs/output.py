@@ -75,7 +75,7 @@ def print_text(text: str, *, end: str = "\n", to_stderr: bool = False, flush: bo
     """Print text of this program, which may quote names, values and errors of others.
 
     All text of the package goes through this function: control characters are escaped, except newlines and tabs, so
-    that quoted text cannot change the terminal. Whoever quotes text within a line escapes its newlines.
+    that quoted text cannot change the terminal. The caller escapes newlines of text that it quotes within a line.
     """
     print(escape_lines(text), end=end, file=sys.stderr if to_stderr else None, flush=flush)
 
