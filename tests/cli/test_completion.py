@@ -71,7 +71,7 @@ def test_runs_and_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert find_candidates("ippo-runs show outp") == [short]
     assert find_candidates("ippo-report outputs/") == [short]
     assert "--png" in find_candidates("ippo-report --")
-    assert find_candidates("ippo-doctor ") == [*sorted(["network=", short, "output_dir="])]
+    assert find_candidates("ippo-doctor ") == sorted(["json=", "network=", short, "output_dir="])
     assert find_candidates("ippo-doctor --j") == ["--json"]
     assert find_candidates("ippo-eval outputs/") == [short]
     assert find_candidates("ippo-train --diff ")[-1] != ""

@@ -82,7 +82,7 @@ def test_run_without_checkpoints(ippo_eval: Call, run: Path) -> None:
     assert "there are no checkpoints, and only the initial weights can be used" in output
     code, output = ippo_eval(f"run={run}", "checkpoint=best")
     assert code == 14
-    assert "run.json has no evaluation" in output
+    assert "is not a run's folder: run.json" in output
     code, output = ippo_eval(f"run={run}", "checkpoint=initial")
     assert code == 14
     assert "the initial weights of the run are unknown" in output

@@ -10,7 +10,6 @@ import pytest
 
 from ippo_cli.compose.load import compose_node, load_config, resolve_config, to_yaml
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.planning.plan import show_plan
 from ippo_cli.planning.trial import check_trainable
 from ippo_cli.reporting.run_log import RunLog, RunState
 from ippo_cli.reporting.trackers.build import check_tracker_usable, plain_settings
@@ -25,7 +24,6 @@ def test_missing_package_error_names_the_extra(kind: str, monkeypatch: pytest.Mo
     for refuse in (
         lambda: check_tracker_usable(config.tracker),
         lambda: check_trainable(config, 1),
-        lambda: show_plan(config),
         lambda: RunLog(tmp_path, config.tracker, RunState()),
     ):
         with pytest.raises(ConfigError) as raised:
@@ -50,7 +48,7 @@ def test_copied_run_gets_a_new_tracker_id(tmp_path: Path) -> None:
     parent, child = tmp_path / "1", tmp_path / "2"
     (parent / "checkpoints" / "step_00000001").mkdir(parents=True)
     (parent / "checkpoints" / "step_00000001" / "manifest.json").write_text("{}")
-    (parent / "run.json").write_text("{}")
+    (parent / "run.json").write_text('{"state": "done"}')
     (parent / TRACKER_ID).write_text("0123456789abcdef\n")
     (parent / "wandb").mkdir()
     copy_parent_run(parent, child)
