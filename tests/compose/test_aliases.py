@@ -191,9 +191,9 @@ data.max_input_seq_length rollout.max_prompt_tokens
 @pytest.mark.parametrize("pair", ANSWERS.strip().splitlines())
 def test_typed_key_has_the_key_here(pair: str, answer_of: Callable[[str], str]) -> None:
     key, ours = pair.split()
-    said = answer_of(key)
-    assert ours in said
-    assert "did you mean" not in said
+    answer = answer_of(key)
+    assert ours in answer
+    assert "did you mean" not in answer
 
 
 def test_fp16_has_no_counterpart() -> None:

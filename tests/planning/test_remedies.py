@@ -45,7 +45,7 @@ def plan(config: Config) -> tuple[Prepared, Machine]:
     return prepare(config, ranks, machine.device, task, reward, report=lambda line: None), machine
 
 
-def recommended(text: str) -> list[list[str]]:
+def read_remedies(text: str) -> list[list[str]]:
     """The overrides of each remedy of a message."""
     _, separator, remedies = text.rpartition("; use ")
     assert separator
@@ -70,7 +70,7 @@ def test_32b_on_32_gpus(tmp_path) -> None:
     assert problem is not None
     assert not problem.is_certain
     assert "update may need" in problem.text
-    (remedy,) = recommended(problem.text)
+    (remedy,) = read_remedies(problem.text)
     assert "rollout.zero3_gather=layer" in remedy
     assert find_memory_problem(*plan(compose(*keys, *remedy))) is None
 
@@ -131,7 +131,7 @@ def test_recommended_settings_fit(tmp_path, monkeypatch: pytest.MonkeyPatch, see
     keys = random_overrides(draw, weightless_folder(tmp_path, draw.choice([FEW_LAYERS, SEVEN_B])))
     problem = find_memory_problem(*plan(compose(*keys)))
     assert problem is not None
-    for remedy in recommended(problem.text):
+    for remedy in read_remedies(problem.text):
         assert remedy, problem.text
         left = find_memory_problem(*plan(compose(*keys, *remedy)))
         assert left is None, f"{problem.text}\n{left}"

@@ -15,7 +15,7 @@ TOLERANCE = 1.01
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, float]:
+def measures() -> dict[str, float]:
     spec = importlib.util.spec_from_file_location("measure", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -25,7 +25,7 @@ def measured() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", json.loads((Path(__file__).parent / "measures.json").read_text()))
-def test_measure_is_not_worse_than_recorded(name: str, measured: dict[str, float]) -> None:
+def test_measure_is_not_worse_than_recorded(name: str, measures: dict[str, float]) -> None:
     recorded = json.loads((Path(__file__).parent / "measures.json").read_text())[name]
     allowed = recorded * TOLERANCE if name in SIZES else recorded
-    assert measured[name] <= allowed, f"{name}: {measured[name]} after {recorded}; state the reason in the commit"
+    assert measures[name] <= allowed, f"{name}: {measures[name]} after {recorded}; state the reason in the commit"

@@ -8,6 +8,8 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+from ippo_cli.config.escape import escape_text
+
 LINE_WIDTH = 160  # maximum columns of a log line
 PAGE_WIDTH = 100  # maximum columns of help, plans, tables and errors
 COLUMN_WIDTH = 12  # minimum columns of a narrowed table column
@@ -102,7 +104,7 @@ def closest_hint(name: str, known: Sequence[str]) -> str:
 
 def escape_controls(text: str) -> str:
     """One printable line: white space becomes single spaces, other control characters their escapes."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+    return escape_text(" ".join(text.split()))
 
 
 def format_count(number: int, singular: str) -> str:

@@ -222,7 +222,7 @@ class _Trial:
 
 
 def _batch_sizes(trial: _Trial, config: Config, max_decode_factor: int | None = None) -> tuple[_BatchSize, ...]:
-    """The numbers that a run may lower, those that cost most time first."""
+    """The numbers that a run may lower, the most costly ones in time first."""
     deepspeed = config.deepspeed
     decoded = min(config.rollout.decode_batch_size, trial.max_rows(config))
     vocabulary = min((shapes.actor.vocabulary for shapes in trial.specs.shapes.values()), default=1)

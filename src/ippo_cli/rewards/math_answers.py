@@ -1,4 +1,4 @@
-r"""Finds final answers, and reads those that math-verify misreads: letters of choices, words, sets in braces.
+r"""Finds final answers, and reads kinds that math-verify misreads: letters of choices, words, sets in braces.
 
 It parses `(B) 12` as the product of b and 12, `listen` as the product of its letters, and accepts the set `\{1,2\}` for
 the pair `(1,2)`.
@@ -43,10 +43,10 @@ def remove_thoughts(text: str) -> str:
 def find_boxes(text: str) -> list[str]:
     r"""The contents of the last `\boxed{}`, and of those before it that only `and`, `or` or a comma separates."""
     group: list[str] = []
-    begin = -1
+    begin, closing = -1, _match_braces(text)
     for start in reversed(list(re.finditer(r"\\boxed\s*\{", text))):
-        end = _closing_brace(text, start.end() - 1)
-        if end < 0:
+        end = closing.get(start.end() - 1)
+        if end is None:
             continue
         if group and not (end < begin and _JOINT.fullmatch(text, end + 1, begin)):
             break
@@ -55,14 +55,16 @@ def find_boxes(text: str) -> list[str]:
     return list(dict.fromkeys(group))
 
 
-def _closing_brace(text: str, place: int) -> int:
-    """The place of the brace that closes the one at `place`; -1 if none does."""
-    depth = 0
-    for end in range(place, len(text)):
-        depth += (text[end] == "{") - (text[end] == "}")
-        if depth == 0:
-            return end
-    return -1
+def _match_braces(text: str) -> dict[int, int]:
+    """The place of the closing brace of each opening one that has one."""
+    closing: dict[int, int] = {}
+    opened: list[int] = []
+    for place, character in enumerate(text):
+        if character == "{":
+            opened.append(place)
+        elif character == "}" and opened:
+            closing[opened.pop()] = place
+    return closing
 
 
 def find_final_answer(text: str) -> str:

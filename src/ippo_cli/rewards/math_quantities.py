@@ -43,6 +43,7 @@ _PHRASE = re.compile(rf"{_TERM}(?:{_OPERATOR}{_TERM})*\s*", re.IGNORECASE)
 _COMPOUND = re.compile(rf"({_NUMBER})\s*([A-Za-z]+)\.?")
 _JOINT = re.compile(r"\s*(?:,|and|,\s*and)?\s*", re.IGNORECASE)
 _FUNCTION = re.compile(r"\\(?:a(?:rc)?)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)(?![a-z])")
+MAX_CHARACTERS, MAX_WORDS = 200, 8  # of a quantity, and of the words after its number
 _POWERS = {"sq": 2, "square": 2, "cu": 3, "cubic": 3, "squared": 2, "cubed": 3}
 _STOP_WORD = re.compile(
     "in|of|for|on|at|per|to|from|by|with|and|or|if|when|where|which|that|is|are|was|were|left|remaining|total|more|"
@@ -104,6 +105,8 @@ def _currency_name(sign: str) -> str:
 
 def read_quantity(text: str) -> Quantity | None:
     """The quantity that is the whole text, with or without markup; None for other texts."""
+    if len(text) > MAX_CHARACTERS:
+        return None
     text = strip_markup(write_units(text)).rstrip(" .")
     if (compound := _read_compound(text)) is not None:
         return compound
@@ -131,7 +134,7 @@ def find_quantity_after(text: str, value: str) -> Quantity | None:
         return None
     end = place + len(value)
     rest = re.match(r"\s*([A-Za-z][A-Za-z ^{}0-9/-]*)", text[end:])
-    words = rest[1].split() if rest else []
+    words = rest[1].split()[:MAX_WORDS] if rest else []
     for count in range(len(words), 0, -1):
         found = read_quantity(f"{value}{' ' * (text[end] == ' ')}{' '.join(words[:count])}")
         if found is not None and found.units:

@@ -110,7 +110,7 @@ def _absent_samples(run: RunRecord, history: list[HistoryLine]) -> Iterator[str]
 
 
 def _changed_start_files(run: RunRecord, history: list[HistoryLine], found: list[str]) -> Iterator[str]:
-    """Files of the last start that are missing or are not those that the history recorded; none of those in `found`."""
+    """Files of the last start that are missing, or differ from what the history recorded; none of those in `found`."""
     starts = [line for line in history if line.is_start]
     yield from (f"{name} is missing" for name in UNHASHED_FILES if starts and not (run.folder / name).is_file())
     for name, digest in _recorded_files(starts[-1]).items() if starts else ():

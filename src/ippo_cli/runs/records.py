@@ -93,7 +93,7 @@ class RunRecord:
 
     @property
     def commands(self) -> Sequence[str]:
-        """The command of the run, and those that resumed it, oldest first; empty if they cannot be read."""
+        """The commands that started and resumed the run, oldest first; empty if they cannot be read."""
         return self._command_file.value
 
     @cached_property

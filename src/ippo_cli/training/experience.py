@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.training.methods.method import Buffer, FurtherTurns, Method, PlayBatch, Prompts
+from ippo_cli.training.methods.method import Buffer, FurtherTurns, Method, PlayBatch, Prompts, ScoredBuffer
 from ippo_cli.training.reward_calls import RewardCaller, RewardedEpisodes
 from ippo_cli.training.sampler_gap import check_sampler_gap
 from ippo_cli.types import Batch, Episode, Experience, Rollout
@@ -110,28 +110,30 @@ class ExperienceCollector:
         check_sampler_gap(self.config, self.team, sampled, rollouts)
         with clock("targets"):
             views = self.team.critic_views(episodes, rollouts)
-        experience = Experience(
-            batch=buffer.prompts.batch,
-            episodes=episodes,
-            sampled=sampled,
-            rollouts=rollouts,
-            scores=scored.scores,
-            greedy={},
-            views=views,
+        collected = ScoredBuffer(
+            buffer=buffer,
+            experience=Experience(
+                batch=buffer.prompts.batch,
+                episodes=episodes,
+                sampled=sampled,
+                rollouts=rollouts,
+                scores=scored.scores,
+                greedy={},
+                views=views,
+            ),
+            moments=scored.moments,
         )
         for method in self.methods:
-            experience = method.extend(self, buffer, experience, scored.moments, clock)
-        environment_seconds = self.environments.seconds - seconds_before
-        if started is not None:
-            environment_seconds += started.environment_seconds
-        if following is not None:
-            environment_seconds -= following.environment_seconds
+            collected = replace(collected, experience=method.extend(self, collected, clock))
         return CollectResult(
             buffer=buffer,
-            experience=experience,
+            experience=collected.experience,
             moments=scored.moments,
             failure=buffer.failure or scored.failure,
-            environment_seconds=environment_seconds,
+            environment_seconds=self.environments.seconds
+            - seconds_before
+            + _environment_seconds(started)
+            - _environment_seconds(following),
             following=following,
         )
 
@@ -315,3 +317,8 @@ class ExperienceCollector:
                 rescored[name] = agent.recompute_logprobs(sampled[name])
                 self.preemption.raise_if_any_rank_requested()
         return rescored
+
+
+def _environment_seconds(collection: EpisodeCollection | None) -> float:
+    """Seconds that environments took in a collection beside training; 0 without one."""
+    return 0.0 if collection is None else collection.environment_seconds

@@ -346,12 +346,12 @@ def test_invalid_inputs_and_outputs(test: str) -> None:
     [
         "class Solution:\n    def double(self, x: Optional[int]) -> int:\n        return 2 * x\n",
         "import asyncio\nasync def double(x):\n    await asyncio.sleep(0.001)\n"
-        "    return sum(await asyncio.gather(one(x), one(x)))\n"
-        "async def one(x):\n    return x\n",
+        "    return sum(await asyncio.gather(same(x), same(x)))\n"
+        "async def same(x):\n    return x\n",
         "class Solution:\n    async def double(self, x):\n        return 2 * x\n",
-        "import asyncio\nasync def one(x):\n    return 2 * x\n\ndef double(x):\n    return asyncio.run(one(x)) * 1\n",
-        "import asyncio\nasync def double(x):\n    return await asyncio.to_thread(lambda: one(x))\n\n"
-        "def one(x):\n    return 2 * x\n",
+        "import asyncio\nasync def twice(x):\n    return 2 * x\n\ndef double(x):\n    return asyncio.run(twice(x))\n",
+        "import asyncio\nasync def double(x):\n    return await asyncio.to_thread(lambda: twice(x))\n\n"
+        "def twice(x):\n    return 2 * x\n",
         "def double(x):\n    return 2 * x\n\nprint(double(int(input())))\nwrong = input()\n",
     ],
 )

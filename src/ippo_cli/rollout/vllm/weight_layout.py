@@ -108,7 +108,7 @@ class WeightLayout:
         """Projections of experts, [experts, rows, columns]: w1 above w3, or w2."""
         parts = {}
         for tensor, shape in shapes.items():
-            found = next((place for part, place in self._experts.items() if part in tensor), None)
+            found = self._experts.get(_expert_of(tensor))
             if found is None or len(shape) != 2 or self._num_ranks > 1 or found[0] >= len(parameter):
                 return None
             number, projection = found
@@ -163,6 +163,11 @@ def _is_found(expected: int | None, found: Sequence[int | None]) -> bool:
 def _layer_of(name: str) -> str:
     """The layer in the name of a parameter: `q_proj` of `model.layers.0.self_attn.q_proj.weight`."""
     return name.split(".")[-2] if "." in name else name
+
+
+def _expert_of(name: str) -> str:
+    """The expert's layer as models name it: `experts.3.w1.` of `model.layers.0.mlp.experts.3.w1.weight`."""
+    return name[name.find("experts.") :].rpartition(".")[0] + "."
 
 
 def _backend_of(module: nn.Module) -> str:

@@ -117,14 +117,7 @@ class WorkerExtension:
 
     def ippo_hashes(self) -> dict[str, ParameterHashes]:
         """The hashes of the tensors in every parameter (`WeightLayout.hash_parameter`), in the model's dtype."""
-        from vllm.distributed import parallel_state  # pyright: ignore[reportMissingImports]
-
-        dtype = self.model_runner.vllm_config.model_config.dtype
-        layout = WeightLayout(
-            self._ippo_model(),
-            rank=parallel_state.get_tensor_model_parallel_rank(),
-            num_ranks=parallel_state.get_tensor_model_parallel_world_size(),
-        )
+        dtype, layout = self.model_runner.vllm_config.model_config.dtype, self._ippo_layout()
         hashes = {}
         for full_name, parameter in self._ippo_model().named_parameters():
             name = _plain_name(full_name)
@@ -174,6 +167,17 @@ class WorkerExtension:
             rows[second : second + count] = first_rows
         else:
             values.view(-1)[0] += 1
+
+    def _ippo_layout(self) -> WeightLayout:
+        if getattr(self, "_ippo_known_layout", None) is None:  # models list all experts of every layer
+            from vllm.distributed import parallel_state  # pyright: ignore[reportMissingImports]
+
+            self._ippo_known_layout = WeightLayout(
+                self._ippo_model(),
+                rank=parallel_state.get_tensor_model_parallel_rank(),
+                num_ranks=parallel_state.get_tensor_model_parallel_world_size(),
+            )
+        return self._ippo_known_layout
 
     def _ippo_model(self) -> nn.Module:
         return self.model_runner.get_model()

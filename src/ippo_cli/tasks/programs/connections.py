@@ -36,7 +36,7 @@ class ConnectionLimits:
 
 
 class ConnectionPool:
-    """The connections of an aiohttp server. One above the limit closes those that are idle for longest, or gets 503."""
+    """The connections of an aiohttp server. Above the limit a new one closes the longest idle ones, or gets 503."""
 
     def __init__(self, server: web.Server, limits: ConnectionLimits) -> None:
         self._server, self._limits = server, limits

@@ -213,7 +213,7 @@ def _is_dispatched(function: Function) -> bool:
 
 
 def _read_hints(function: Function) -> dict[str, Any]:
-    """The types of arguments by name; empty if the function has a schema of its own."""
+    """The types of arguments by name; empty if the function declares a schema."""
     if hasattr(function, "schema"):
         return {}
     inner = _inner_function(function)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,13 +14,12 @@ from ippo_cli.agents.agent import Agent
 from ippo_cli.config.schema import Config, Truncation
 from ippo_cli.engine import distributed
 from ippo_cli.reporting.stopwatch import Stopwatch
-from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.branches import MAX_EPISODES, State
 from ippo_cli.rollout.continuations import collect_continuations, state_key
 from ippo_cli.rollout.generator import SamplingStream
 from ippo_cli.rollout.value_states import ValueStateChooser
 from ippo_cli.training.methods.continued_returns import compute_returns, estimate_means, state_columns
-from ippo_cli.training.methods.method import Buffer, Method, Player
+from ippo_cli.training.methods.method import Method, Player, ScoredBuffer
 from ippo_cli.training.targets import Algorithm
 from ippo_cli.types import Episode, Experience, Rollout, Scores, StateValues
 
@@ -42,15 +41,9 @@ class ContinuationValues(Method):
     def __init__(self, config: Config, algorithm: Algorithm) -> None:
         self._config, self._algorithm = config, algorithm
 
-    def extend(
-        self,
-        player: Player,
-        buffer: Buffer,
-        experience: Experience,
-        moments: Mapping[str, ScoreMoments],
-        clock: Stopwatch,
-    ) -> Experience:
+    def extend(self, player: Player, scored: ScoredBuffer, clock: Stopwatch) -> Experience:
         """Add the values of each trained agent's chosen states. Collective."""
+        experience = scored.experience
         with clock("continuations"):
             values = {
                 name: self._estimate_agent(
@@ -59,7 +52,7 @@ class ContinuationValues(Method):
                     experience.episodes,
                     experience.rollouts[name],
                     experience.scores[name],
-                    buffer.prompts.draws,
+                    scored.buffer.prompts.draws,
                 )
                 for name, agent in player.team.items()
             }

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.reporting.stopwatch import Stopwatch
-from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import score
 from ippo_cli.rollout.generator import SamplingStream
-from ippo_cli.training.methods.method import Buffer, Method, Player, Prompts
+from ippo_cli.training.methods.method import Method, Player, Prompts, ScoredBuffer
 from ippo_cli.types import Episode, Experience
 
 
@@ -26,23 +25,17 @@ class GreedyBaseline(Method):
         with clock("rollout"):
             self._episodes = play(replace(prompts.draws, greedy=True))
 
-    def extend(
-        self,
-        player: Player,
-        buffer: Buffer,
-        experience: Experience,
-        moments: Mapping[str, ScoreMoments],
-        clock: Stopwatch,
-    ) -> Experience:
+    def extend(self, player: Player, scored: ScoredBuffer, clock: Stopwatch) -> Experience:
         with clock("score"):
-            scored = score(
+            greedy = score(
                 player.rewards.interruptible,
                 self._episodes,
                 player.config.reward,
-                moments,
+                scored.moments,
                 weights=reward_weights(player.config),
                 device=player.device,
                 observe=False,
             )
         rollouts, self._episodes = player.build_rollouts(self._episodes), []
-        return replace(experience, greedy={name: (rows, scored.scores[name]) for name, rows in rollouts.items()})
+        found = {name: (rows, greedy.scores[name]) for name, rows in rollouts.items()}
+        return replace(scored.experience, greedy=found)

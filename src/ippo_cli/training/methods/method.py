@@ -103,6 +103,15 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredBuffer:
+    """A buffer with its experience so far."""
+
+    buffer: Buffer
+    experience: Experience
+    moments: Mapping[str, ScoreMoments]  # of each agent's scores, updated with this buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """An iteration after its update."""
 
@@ -146,16 +155,9 @@ class Method:
         """Baselines that scores are compared with."""
         return {}
 
-    def extend(
-        self,
-        player: Player,
-        buffer: Buffer,
-        experience: Experience,
-        moments: Mapping[str, ScoreMoments],
-        clock: Stopwatch,
-    ) -> Experience:
-        """Add to the experience. `moments`: of each agent's scores, with this buffer."""
-        return experience
+    def extend(self, player: Player, scored: ScoredBuffer, clock: Stopwatch) -> Experience:
+        """The experience with what this method adds."""
+        return scored.experience
 
     def metrics(self, outcome: Outcome) -> dict[str, float]:
         """Metrics of the iteration, by full name."""

@@ -15,8 +15,7 @@ from ippo_cli.config.schema import AlgorithmConfig, Config
 from ippo_cli.engine import distributed
 from ippo_cli.reporting.iteration_metrics import ratio
 from ippo_cli.reporting.stopwatch import Stopwatch
-from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.training.methods.method import Buffer, Method, Outcome, Player
+from ippo_cli.training.methods.method import Method, Outcome, Player, ScoredBuffer
 from ippo_cli.training.row_inputs import group_by_author
 from ippo_cli.types import Episode, Experience, Rollout, Targets
 
@@ -30,14 +29,8 @@ class SharedRows(Method):
         agents, exponent = config.task.agents, config.algorithm.cross_agent.exponent
         self._unfiltered = [name for name in agents if exponent is not None and agents[name].rollout.has_filters]
 
-    def extend(
-        self,
-        player: Player,
-        buffer: Buffer,
-        experience: Experience,
-        moments: Mapping[str, ScoreMoments],
-        clock: Stopwatch,
-    ) -> Experience:
+    def extend(self, player: Player, scored: ScoredBuffer, clock: Stopwatch) -> Experience:
+        experience = scored.experience
         with clock("logprobs"):
             shared = share_rollouts(
                 player.team,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,12 +14,11 @@ from ippo_cli.config.schema import Config, FollowedCandidate
 from ippo_cli.engine import distributed
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.contract import RewardFunction
-from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.branches import BranchEpisodes, State
 from ippo_cli.rollout.continuations import collect_continuations
 from ippo_cli.rollout.turn_groups import CandidateGroup, PlayBranches, branch_episodes
 from ippo_cli.training.methods.continued_returns import episode_returns, state_columns
-from ippo_cli.training.methods.method import Buffer, FurtherTurns, Method, Outcome, Player
+from ippo_cli.training.methods.method import Buffer, FurtherTurns, Method, Outcome, Player, ScoredBuffer
 from ippo_cli.training.targets import Algorithm
 from ippo_cli.types import Episode, Experience, Scores, Turn, TurnGroups
 
@@ -88,15 +87,8 @@ class TurnCandidates(Method):
         further = {name: rows.further for name, rows in self._candidates.rows.items()}
         return replace(buffer, rewarded=rewarded, further=further)
 
-    def extend(
-        self,
-        player: Player,
-        buffer: Buffer,
-        experience: Experience,
-        moments: Mapping[str, ScoreMoments],
-        clock: Stopwatch,
-    ) -> Experience:
-        rows = self._candidates.rows
+    def extend(self, player: Player, scored: ScoredBuffer, clock: Stopwatch) -> Experience:
+        experience, rows = scored.experience, self._candidates.rows
         return replace(
             experience,
             scores={name: rows[name].widen(own) if name in rows else own for name, own in experience.scores.items()},
