@@ -229,10 +229,11 @@ def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, A
         if group == "actor" and any(not OmegaConf.is_missing(agent.actor, leaf) for leaf in agent.actor):
             node = copy.deepcopy(node)
             node.actor = own  # interpolations of the critic, such as the dtype, refer to this agent's actor
-        found[group] = _to_container(own)
-        if group in KEYS_PER_AGENT:
+        if group in KEYS_PER_AGENT:  # the others are the run's: an agent at a server has no value of some defaults
             known = {leaf.name for leaf in fields(KEYS_PER_AGENT[group])}
-            found[group] = {leaf: value for leaf, value in found[group].items() if leaf in known}
+            found[group] = {leaf: _read_value(own, leaf) for leaf in own if leaf in known}
+        else:
+            found[group] = _to_container(own)
     return found
 
 
