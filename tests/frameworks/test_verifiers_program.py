@@ -19,9 +19,7 @@ from ippo_cli.tasks.programs.endpoint import Endpoint
 from ippo_cli.types import Episode
 
 pytest.importorskip("aiohttp", reason="needs the extra program")
-pytest.importorskip(
-    "verifiers.v1", reason="needs pip install 'verifiers>=0.4,<0.5'"
-)
+pytest.importorskip("verifiers.v1", reason="needs pip install 'verifiers>=0.4,<0.5'")
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[2] / "scripts" / "examples" / "verifiers_program.py"
