@@ -15,6 +15,7 @@ from ippo_cli.agents.initial import pin_revisions
 from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import build_config, compose_node, resolve_config, to_yaml
 from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.evaluation.evaluate_run import find_weights, load_policies
 from ippo_cli.evaluation.export import ExportRequest, export_agents
@@ -22,6 +23,7 @@ from ippo_cli.planning.model_specs import read_model_specs
 from ippo_cli.runs.folder import reserve_folder, write_start_files
 from ippo_cli.tasks.conversation import prompt_formats
 from ippo_cli.tasks.task import load_task
+from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.process import run_training
 
 MARKED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}({{ style }})<assistant>"
@@ -101,3 +103,35 @@ def test_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None
     specs = read_model_specs(config, load_task(config.task, config.seed))
     with pytest.raises(ConfigError, match="needs a chat template that keeps earlier messages unchanged"):
         prompt_formats(config.task, config.rollout, specs.tokenizers)["solo"].check_history_continues()
+
+
+CALLS = "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+
+
+def tool_rows(root: Path, template: str) -> Config:
+    """A row with a tool's result as its last message, after one without calls."""
+    typed = overrides(root, template, "task.agents.solo.template=messages:p")
+    question = {"role": "user", "content": "1 + 1?"}
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    talks = [[question], [question, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "2"}]]
+    (root / "rows.jsonl").write_text("\n\n".join(json.dumps({"p": talk, "a": "2"}) for talk in talks))
+    return build_config(resolve_config(compose_node(typed)))
+
+
+def test_template_writes_tool_calls_and_results_of_rows(tmp_path: Path) -> None:
+    config = tool_rows(tmp_path, MARKED.replace("{{ m.content }}", "{{ m.content }}" + CALLS))
+    task = load_task(config.task, config.seed)
+    tokenizers = read_model_specs(config, task).tokenizers
+    text = prompt_formats(config.task, config.rollout, tokenizers)["solo"].text(
+        first_message("solo", config.task.agents["solo"], task.train[1])
+    )
+    assert text == '<user>1 + 1?<assistant>[add {"a": 1}]<tool>2()<assistant>'
+
+
+def test_row_with_tool_calls_that_the_template_does_not_show(tmp_path: Path) -> None:
+    config = tool_rows(tmp_path, MARKED)
+    with pytest.raises(ConfigError) as raised:
+        read_model_specs(config, load_task(config.task, config.seed))
+    message = str(raised.value)
+    assert message.startswith("task.agents.solo.template=messages:... has calls of tools or results, and the chat")
+    assert message.endswith(f"convert them to text with task.map ({tmp_path}/rows.jsonl, line 3)")
