@@ -20,7 +20,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 OBEYED = (
     *("model", "messages", "tools", "tool_choice", "n", "seed", "stop", "stream", "stream_options", "logprobs"),
     *("max_tokens", "max_completion_tokens", "top_logprobs", "functions", "response_format", "return_token_ids"),
-    "chat_template_kwargs",
+    *("chat_template_kwargs", "reasoning_effort", "continue_final_message"),
 )
 """Settings that are read, refused, or in `UNCONSTRAINED`."""
 ABOUT_REQUESTS = (
@@ -89,13 +89,22 @@ def parse_chat_request(body: Any, agents: Collection[str]) -> ChatRequest:
     seed = body.get("seed")
     if seed is not None and not _is_integer(seed):
         raise RequestError("seed must be an integer")
+    effort = body.get("reasoning_effort")
+    if not isinstance(effort, str | None):
+        raise RequestError("reasoning_effort must be a text")
+    messages = parse_messages(body.get("messages"))
+    continues_final = body.get("continue_final_message") is True
+    if continues_final and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
+        raise RequestError("continue_final_message needs a last message of the role assistant, without tool_calls")
     tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
     call = ModelCall(
-        parse_messages(body.get("messages")),
+        messages,
         tools=_parse_tools(tools),
         max_new_tokens=None if max_new_tokens is None else min(max_new_tokens, MAX_TOKENS),
         stop_strings=_parse_stop_strings(body.get("stop")),
         template_args=body.get("chat_template_kwargs"),
+        reasoning_effort=effort,
+        continues_final=continues_final,
         seed=seed,
     )
     return ChatRequest(
