@@ -60,7 +60,7 @@ def _check_tiny_actor(config: Config, where: str, agent: AgentConfig, actor: Tin
     if actor.chat_template is not None:
         raise ConfigError(
             f"actor.chat_template={actor.chat_template}",
-            f"cannot be set for actor={actor.kind.value}, whose prompts are plain text",
+            f"cannot be set for actor={actor.kind.value}: its prompts are plain text",
             "use actor=" + ("lora" if isinstance(actor, LoraActorConfig) else "full"),
         )
     if actor.hidden_size % 2:

@@ -136,7 +136,7 @@ def _first_prompt_tokens(config: Config, task: Task, formats: Mapping[str, Promp
 
 @contextmanager
 def _named_row(config: Config, name: str, part: str, row: int) -> Iterator[None]:
-    """Add the row to errors of an agent whose prompts are messages of the row."""
+    """Add the row to errors of an agent with messages of rows as prompts."""
     try:
         yield
     except ConfigError as error:
