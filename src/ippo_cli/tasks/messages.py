@@ -114,7 +114,7 @@ def _plain_text(message: Message) -> str:
 def _read_message(part: Mapping[str, Any], setting: str) -> Message:
     content = part.get("content")
     calls = part.get("tool_calls")
-    message = {
+    message: Message = {
         "role": str(part["role"]),
         "content": _content_text("" if content is None and calls else content, setting),
     }
