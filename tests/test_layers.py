@@ -52,7 +52,7 @@ PLACES = {
     "peft": ("models/lora.py", "models/linear_maps.py"),
     "hydra": ("compose/", "sweeps/", "cli/train.py", "config/commands.py", "api/"),
     "omegaconf": ("compose/", "sweeps/", "cli/train.py", "cli/start_training.py", "api/"),
-    "yaml": ("compose/", "sweeps/", "runs/records.py"),
+    "yaml": ("compose/", "sweeps/", "runs/run_files.py"),
     "vllm": ("rollout/vllm/",),
     "tensorboard": ("reporting/trackers/tensorboard_files.py",),
     "torch.utils.tensorboard": ("reporting/trackers/tensorboard_files.py",),
@@ -170,3 +170,37 @@ def test_every_module_has_a_docstring() -> None:
         text = ast.get_docstring(ast.parse(file.read_text()))
         assert text is not None, relative_path(file)
         assert text.splitlines()[0].rstrip().endswith((".", "?", "`")), relative_path(file)
+
+
+TRUNK = ("trainer.py", "experience.py", "build_trainer.py", "team_update.py")
+METHOD_NAMES = (
+    "refill",
+    "monte_carlo",
+    "continuation",
+    "role_baseline",
+    "turn_group",
+    "share_rollouts",
+    "popart",
+    "hacpo",
+)
+
+
+@pytest.mark.parametrize("name", TRUNK)
+def test_stages_of_an_iteration_name_no_method(name: str) -> None:
+    """A method has one file, `training/methods/NAME.py`, and one line in `training/methods/build.py`."""
+    file = ROOT / "training" / name
+    allowed = ("ippo_cli.training.methods.method", "ippo_cli.training.methods.build")
+    for module, line in imports(file):
+        if module.startswith("ippo_cli.training.methods."):
+            assert module.startswith(allowed), f"{name}:{line} imports {module}"
+    text = file.read_text()
+    assert [word for word in METHOD_NAMES if word in text] == []
+
+
+def test_only_the_gate_prints() -> None:
+    """Text for a terminal passes `runs/output.py`, which escapes control characters of names, values and errors."""
+    allowed = ("runs/output.py", "reporting/trackers/child.py")  # the latter writes JSON to a pipe
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            is_print = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+            assert not is_print or relative_path(file) in allowed, f"{relative_path(file)}:{node.lineno} prints"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ippo_cli.cli import chat, evaluate, export, train
+from ippo_cli.cli import chat, doctor, evaluate, export, report, runs, sweep_report, train, verify
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.compose import exits
 from ippo_cli.compose.exits import MAX_LINES, WIDTH
 from ippo_cli.compose.load import compose_node, resolve_config, to_yaml
@@ -21,6 +22,13 @@ PROGRAMS = {
     "ippo-eval": evaluate.main,
     "ippo-export": export.main,
     "ippo-chat": chat.main,
+}
+PROGRAMS_WITHOUT_OVERRIDES = {
+    "ippo-doctor": doctor.main,
+    "ippo-report": report.main,
+    "ippo-runs": runs.main,
+    "ippo-sweep": sweep_report.main,
+    "ippo-verify": verify.main,
 }
 
 
@@ -33,7 +41,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     def call(program: str, *arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", [program, *arguments])
         with pytest.raises(SystemExit) as leaving:
-            PROGRAMS[program]()
+            (PROGRAMS | PROGRAMS_WITHOUT_OVERRIDES)[program]()
         shown = capsys.readouterr()
         assert "Traceback" not in shown.err
         return int(leaving.value.code or 0), shown.out, shown.err
@@ -171,8 +179,21 @@ def test_help_topics(command: Call) -> None:
         assert code == 0
         assert [word for word in words if word not in out] == []
         assert max(map(len, out.splitlines())) <= WIDTH
+    code, out, _ = command("ippo-train", "--help", "task.agents.low.template")
+    assert (code, out.split(":")[0]) == (0, "task.agents.NAME.template")
+    code, out, _ = command("ippo-train", "--help", "eval/sampled/score")
+    assert (code, out.split(":")[0]) == (0, "eval/<mode>/score")
+    assert "did you mean" not in command("ippo-train", "--help", "run_id")[2]
     code, _, err = command("ippo-train", "--help", "temperatur")
     assert (code, err) == (2, "ippo: --help temperatur is not a group or key; did you mean rollout.temperature?\n")
+
+
+@pytest.mark.parametrize(("program", "keys"), OWN_KEYS.items())
+def test_help_explains_the_keys_of_each_command(program: str, keys: tuple[str, ...], command: Call) -> None:
+    for key in keys:
+        code, out, _ = command(program, "--help", key)
+        assert code == 0
+        assert out.startswith(f"{key}: a key of this command\n")
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

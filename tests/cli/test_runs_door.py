@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,6 +48,16 @@ def test_list_newest_first(call: Call, tmp_path: Path) -> None:
     assert lines[-1].startswith("2 runs, ")
     entries = json.loads(call("json=true", "sort=score")[1])
     assert [(entry["name"], entry["last"]) for entry in entries] == [("old", 0.8), ("new", None)]
+
+
+@pytest.mark.parametrize("order", ["score", "best"])
+def test_scores_that_are_no_finite_numbers_are_last(order: str, call: Call, tmp_path: Path) -> None:
+    scores = {"nan": math.nan, "inf": math.inf, "bad": -3.0, "good": 0.5}
+    for name, score in scores.items():
+        write_run(tmp_path / "outputs", name, scores={"best": score, "last": score})
+    write_run(tmp_path / "outputs", "none")
+    names = [entry["name"] for entry in json.loads(call("json=true", f"sort={order}")[1])]
+    assert names[:2] == ["good", "bad"]
 
 
 def test_table_is_narrow_and_escaped(call: Call, tmp_path: Path) -> None:

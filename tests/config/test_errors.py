@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from ippo_cli.config.errors import StorageError, convert_storage_errors, is_disk_full
+from ippo_cli.config.errors import ConfigError, StorageError, convert_storage_errors, is_disk_full
 
 
 @pytest.mark.parametrize(("number", "full"), [(errno.ENOSPC, True), (errno.EACCES, False)])
@@ -31,3 +31,9 @@ def test_same_file_error_is_not_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     with pytest.raises(shutil.SameFileError), convert_storage_errors("to"):
         shutil.copyfile(tmp_path / "file", tmp_path / "file")
+
+
+def test_values_of_users_cannot_begin_a_line() -> None:
+    error = ConfigError("name=a\nippo: done", "is not a\x1b[31m name", "use\u2028 letters")
+    assert str(error) == r"name=a\nippo: done is not a\x1b[31m name; use\u2028 letters"
+    assert error.key == "name"

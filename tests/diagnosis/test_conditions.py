@@ -306,6 +306,29 @@ def test_reason_of_an_unchanged_policy(change: dict[str, float], reason: str, co
     assert reason in found.text
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_scores_that_are_not_finite_are_found(value: float, config: Config) -> None:
+    known = [row | {"eval/sampled/score": value if row["iteration"] > 20 else 0.5} for row in rows(lambda n: {})]
+    diagnosis = diagnose(Observations(config=config, rows=known))
+    assert list(diagnosis.findings) == ["non_finite_scores"]
+    assert "in 4 of 24 evaluations" in diagnosis.findings["non_finite_scores"].text
+    found = find("non_finite_scores", config, lambda n: {"score/mean": value})
+    assert isinstance(found, Finding)
+    assert found.agents == ("solo",)
+
+
+def test_rows_without_numbers_are_the_only_finding(config: Config) -> None:
+    known = [{key: math.nan for key in row} | {"iteration": row["iteration"]} for row in rows(lambda n: {})]
+    diagnosis = diagnose(Observations(config=config, rows=known))
+    assert list(diagnosis.findings) == ["non_finite_scores"]
+    assert not diagnosis.consequences
+
+
+def test_conditions_accept_rows_without_metrics(config: Config) -> None:
+    known = [{"iteration": float(n), "time/iteration": 1.0} for n in range(1, 60)]
+    assert not diagnose(Observations(config=config, rows=known)).findings
+
+
 def test_missing_gradient_norms_are_not_zero(config: Config) -> None:
     known = [{key: value for key, value in row.items() if "grad_norm" not in key} for row in rows(lambda n: {})]
     assert BY_NAME["policy_unchanged"].find(Observations(config=config, rows=known)) is None

@@ -19,13 +19,13 @@ from ippo_cli.compose.load import from_yaml
 from ippo_cli.config.adapters import ADAPTER_FILES as FILES
 from ippo_cli.config.adapters import PEFT_PREFIX as PREFIX
 from ippo_cli.config.errors import ConfigError, StorageError
+from ippo_cli.config.escape import escape_lines
 from ippo_cli.config.schema import Dtype
 from ippo_cli.evaluation import export as module
 from ippo_cli.evaluation.chat import ChatSettings, chat
 from ippo_cli.evaluation.evaluate_run import adapters_by_agent, find_weights
 from ippo_cli.evaluation.export import ExportRequest, export_agents
 from ippo_cli.models.critic import ValueModel, load_value_head
-from ippo_cli.reporting.escape import escape_lines
 
 
 @pytest.fixture(scope="module")

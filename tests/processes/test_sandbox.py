@@ -128,8 +128,9 @@ def test_decode_rejects_invalid_data(odd: object) -> None:
 
 def test_errors_are_rebuilt_as_builtin_types(kind: str) -> None:
     program = Sandbox(kind, 5.0)
-    program.load("class Own(Exception): pass\ndef f(x):\n    raise [ValueError, Own, SystemExit][x](3)", "f")
-    for number, error in enumerate((ValueError, RuntimeError, RuntimeError)):
+    own = "class Own(Exception): pass\nclass Negative(ValueError): pass\n"
+    program.load(f"{own}def f(x):\n    raise [ValueError, Own, SystemExit, Negative][x](3)", "f")
+    for number, error in enumerate((ValueError, RuntimeError, RuntimeError, ValueError)):
         with pytest.raises(error, match="3"):
             program.call(number)
     program.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import statistics
 from collections.abc import Callable
@@ -255,11 +256,19 @@ def test_ippo_errors_are_not_retried(settings: Make) -> None:
     assert len(calls) == 1
 
 
-def test_exit_in_reward_is_a_failure(settings: Make) -> None:
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (SystemExit(0), r"user code called exit\(0\)"),
+        (asyncio.CancelledError(), "user code raised CancelledError"),
+        (BaseException("odd"), "user code raised BaseException: odd"),
+    ],
+)
+def test_exit_in_reward_is_a_failure(settings: Make, error: BaseException, message: str) -> None:
     def reward(episodes: Any) -> Reward:
-        raise SystemExit(0)
+        raise error
 
-    with pytest.raises(RewardError, match=r"user code called exit\(0\)"):
+    with pytest.raises(RewardError, match=message):
         score(reward, EPISODES, settings(failure_budget=0.5), unobserved())
 
 

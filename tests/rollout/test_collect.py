@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
@@ -149,6 +150,10 @@ class Failing(Rounds):
                 return Step(observations=step.observations, rewards={"low": 1e308})
             case 16:
                 return Step(observations=step.observations, parts={f"speed{n}": 1.0 for n in range(200)})
+            case 18:
+                raise asyncio.CancelledError
+            case 19:
+                raise BaseException("odd")
         return step
 
 
@@ -174,13 +179,15 @@ FAILURES = {
     14: "returned nan as the reward of low",
     15: "returned 1e+308 as the reward of low",
     16: "returned 200 numbers to log; at most 100",
+    18: "user code raised CancelledError",
+    19: "user code raised BaseException: odd",
 }
 
 
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_environment_failure_fails_only_its_episode(players: Players, workers: int, streamed: bool) -> None:
-    rows, told = range(18), []
+    rows, told = range(20), []
     made: list[Failing] = []
     closed: list[Any] = []
 
@@ -190,7 +197,7 @@ def test_environment_failure_fails_only_its_episode(players: Players, workers: i
 
         def close(self) -> None:
             closed.append(self)
-            raise SystemExit("no such file")
+            raise SystemExit("no such file") if len(closed) % 2 else asyncio.CancelledError
 
     pool = EnvironmentPool(Noted, workers=workers)
     listen = (lambda places, _: told.extend(places)) if streamed else None

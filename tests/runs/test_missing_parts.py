@@ -14,6 +14,7 @@ from small import train
 from ippo_cli.api.run import Run
 from ippo_cli.cli import doctor, report, runs
 from ippo_cli.compose.configured import load_run_config
+from ippo_cli.config.errors import ResumeError
 from ippo_cli.runs.missing_parts import find_missing_parts
 from ippo_cli.runs.records import RunRecord
 
@@ -26,6 +27,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+def change_state(run: Path, values: dict[str, object]) -> None:
+    known = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(known | values))
 
 
 def cut_file(file: Path, size: int) -> None:
@@ -63,11 +69,85 @@ def test_whole_run_lacks_nothing(run: Path) -> None:
             lambda run: cut_file(run / "samples/train_00000002.jsonl", 50),
             r"samples/train_00000002.jsonl ends within a line",
         ),
+        (lambda run: cut_file(run / "samples/train_00000002.jsonl", 0), r"samples/train_00000002.jsonl is empty"),
+        (lambda run: (run / "samples/train_00000002.jsonl").unlink(), r"samples/train_00000002.jsonl is missing"),
+        (
+            lambda run: (run / "samples/train_00000002.jsonl").write_text("null\n"),
+            r"samples/train_00000002.jsonl has no episodes",
+        ),
+        (
+            lambda run: cut_file(run / "config.yaml", (run / "config.yaml").stat().st_size // 2),
+            r"config.yaml is not the file that history.jsonl recorded",
+        ),
+        (lambda run: (run / "overrides.json").write_text("{}"), r"overrides.json cannot be read"),
+        (lambda run: (run / "env.json").write_text("[1]"), r"env.json cannot be read"),
+        (lambda run: (run / "env.json").unlink(), r"env.json is missing"),
+        (lambda run: (run / "command.txt").write_bytes(b"\xf5\x81"), r"command.txt cannot be read"),
+        (lambda run: (run / "history.jsonl").write_text("[1]\n"), r"history.jsonl cannot be read: line 1"),
+        (lambda run: (run / "checkpoints/latest.json").write_text("[1]"), r"checkpoints/latest.json cannot be read"),
+        (lambda run: shutil.rmtree(run / "initial"), r"initial/ is missing"),
+        (lambda run: (run / "initial/low.json").unlink(), r"initial/low.json is missing"),
+        (lambda run: (run / "initial/low.json").write_text("null"), r"initial/low.json cannot be read"),
+        (lambda run: (run / "initial/low/config.json").unlink(), r"initial/low/config.json is missing"),
+        (
+            lambda run: cut_file(run / "initial/low/model.safetensors", 100),
+            r"initial/low/model.safetensors is not the file that the run started with",
+        ),
+        (
+            lambda run: change_state(run, {"warnings": ["a"], "iterations": "3"}),
+            r"run.json has no usable value of warnings",
+        ),
     ],
 )
 def test_missing_part_is_named(damage: Callable[[Path], object], message: str, run: Path) -> None:
     damage(run)
     assert any(text.startswith(message) for text in find_missing_parts(RunRecord(run)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("command.txt", b"\xf5\x81\x00"),
+        ("config.yaml", b"\xaa\x81: [1"),
+        ("env.json", b"null"),
+        ("overrides.json", b'{"a": 1}'),
+        ("metrics.jsonl", b'{"iteration": 1, "files": {"a": "b"}}\n'),
+        ("metrics.jsonl", b'{"iteration": Infinity}\n'),
+        ("metrics.jsonl", b'{"iteration": 1}\n'),
+        ("samples/train_00000002.jsonl", b"[1]\n"),
+    ],
+)
+def test_commands_read_runs_with_damaged_files(
+    name: str, content: bytes, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / name).write_bytes(content)
+    runs.show_command([str(run)])
+    assert "incomplete" in capsys.readouterr().out
+    report.write_page([str(run), f"to={run / 'page.html'}"])
+    assert "is incomplete" in capsys.readouterr().out
+    if name == "config.yaml":
+        with pytest.raises(ResumeError, match=r"config\.yaml"):
+            doctor.report([str(run)])
+    else:
+        doctor.report([str(run)])
+        assert "incomplete" in capsys.readouterr().out
+
+
+def test_commands_read_a_state_with_values_of_other_types(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {"warnings": ["a"], "warning_iterations": 1, "evaluation": [1], "error": {}, "wall_seconds": "x"}
+    change_state(run, {**wrong, "iterations": None})
+    for call in (runs.show_command, doctor.report, report.write_page):
+        call([str(run)])
+        assert "run.json has no usable value of evaluation" in " ".join(capsys.readouterr().out.split())
+    assert Run(run).scores == {}
+
+
+def test_error_of_a_cut_configuration_names_the_file(run: Path) -> None:
+    text = (run / "config.yaml").read_text()
+    place = text.index("learning_rate: ")
+    (run / "config.yaml").write_text(text[: place + len("learning_rate: ")] + "1.0e")
+    with pytest.raises(ResumeError, match=r"config.yaml is not the file that history.jsonl recorded"):
+        doctor.report([str(run)])
 
 
 def test_commands_report_missing_rows(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +164,7 @@ def test_commands_report_missing_rows(run: Path, capsys: pytest.CaptureFixture[s
     runs.show_command([str(run)])
     assert missing in capsys.readouterr().out
     runs.list_command([str(run)])
-    assert "done, incomplete" in capsys.readouterr().out
+    assert "incomplete" in capsys.readouterr().out
     load_run_config(run, str(run), [])
     assert f"is incomplete: {missing}" in capsys.readouterr().err
     assert Run(run).missing == [missing]

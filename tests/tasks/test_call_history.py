@@ -175,6 +175,7 @@ def test_rewritten_histories_are_new_sequences(name: str) -> None:
         [user("One!"), first, user("Two?"), second, user("Three?")],
         [user("One?"), {**first, "content": "Yes"}, user("Two?"), second, user("Three?")],
         [user("A summary."), second, user("Three?")],
+        [user("One?"), {**first, "reasoning_content": "Hm."}, user("Two?")],
     ]
     if FAMILIES[name].system:
         rewritten.append([{"role": "system", "content": "Be brief."}, user("One?"), first, user("Three?")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -328,6 +329,77 @@ def test_marker_that_closes_responses_is_not_doubled(end: str) -> None:
     assert tokenizer.decode(conversation.ids) == written
 
 
+OPENS = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+SPEAKS = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] }}"
+OF_ASSISTANT = SPEAKS + "{% if m['role'] == 'assistant' %}{{ 'MARK' }}{% endif %}"
+CHAT_END = "{{ '<|im_end|>\\n' }}{% endfor %}" + OPENS
+INNER = OF_ASSISTANT.replace("'assistant' %}", "'assistant' and not loop.last %}") + CHAT_END
+OTHER_AT_LAST = (
+    SPEAKS + "{{ '<|return|>' if m['role'] == 'assistant' and loop.last else '<|end|>' }}{% endfor %}" + OPENS
+)
+TEXT_END = OF_ASSISTANT.replace("MARK", "</s>") + "{{ '\\n' }}{% endfor %}" + OPENS
+
+
+@pytest.mark.parametrize(
+    ("template", "written", "expected"),
+    [
+        (SPEAKS + "{{ '\\n' }}" + CHAT_END, "Yes.\n<|im_end|>", "Yes.\n<|im_end|>\n"),
+        (SPEAKS + "{{ '\\n' }}" + CHAT_END, "Yes.<|im_end|>", "Yes.<|im_end|>\n"),
+        (SPEAKS + "{{ '\\n' }}" + CHAT_END, "Yes.\n", "Yes.\n<|im_end|>\n"),
+        (INNER.replace("MARK", "<|closed|>"), "Yes.<|closed|><|im_end|>", "Yes.<|closed|><|im_end|>\n"),
+        (INNER.replace("MARK", "<|closed|>"), "Yes.<|im_end|>", "Yes.<|im_end|>\n"),
+        (INNER.replace("MARK", "<|closed|>"), "Yes.", "Yes.<|closed|><|im_end|>\n"),
+        (OF_ASSISTANT.replace("MARK", "\\n[END]") + CHAT_END, "Yes.\n[END]<|im_end|>", "Yes.\n[END]<|im_end|>\n"),
+        (OF_ASSISTANT.replace("MARK", "\\n[END]") + CHAT_END, "Yes.\n", "Yes.\n[END]<|im_end|>\n"),
+        (OF_ASSISTANT.replace("MARK", " END ") + CHAT_END, "Yes. END <|im_end|>", "Yes. END <|im_end|>\n"),
+        (OF_ASSISTANT.replace("MARK", " END ") + CHAT_END, "Yes. E", "Yes. E END <|im_end|>\n"),
+        (
+            OF_ASSISTANT.replace("MARK", "<|closed|><|end|>") + CHAT_END,
+            "Yes.<|closed|><|end|>",
+            "Yes.<|closed|><|end|><|im_end|>\n",
+        ),
+        (OTHER_AT_LAST, "Yes.<|return|>", "Yes.<|return|>"),
+        (OTHER_AT_LAST, "Yes.<|end|>", "Yes.<|end|>"),
+        (TEXT_END, "Yes.</s>", "Yes.</s>\n"),
+        (TEXT_END, "Yes.", "Yes.</s>\n"),
+    ],
+)
+def test_end_of_a_response_is_written_once(template: str, written: str, expected: str) -> None:
+    """The context has the sampled tokens and what the template's end lacks, with white space or text in the end too."""
+    tokenizer = tokenizer_of(Family(template, "<|im_end|>", ("<|im_start|>", "<|closed|>", "<|end|>", "<|return|>")))
+    prompts = PromptFormat("solo", tokenizer, chat_template=True, max_prompt_tokens=400)
+    [conversation] = conversations = prompts.start_conversations(["One?"])
+    right = conversation.text
+    ids = tokenizer(written, add_special_tokens=False).input_ids
+    nothing = torch.zeros(len(ids))
+    completion = Completion(
+        ids=torch.tensor(ids),
+        logprobs=nothing,
+        behavior_logprobs=nothing,
+        text=tokenizer.decode(ids, skip_special_tokens=True),
+        finished=written.endswith(">"),
+    )
+    for _ in range(3):
+        prompts.extend(conversations, [completion], ["One?"])
+        right = f"{right}{expected}{prompts.text('One?')}"
+        assert tokenizer.decode(conversation.ids) == right
+
+
+def test_end_token_beside_a_text_that_ends_responses_is_refused() -> None:
+    tokenizer = tokenizer_of(Family(TEXT_END, "<|im_end|>", ("<|im_start|>",)))
+
+    def prompts(context_mode: str) -> PromptFormat:
+        return PromptFormat("solo", tokenizer, chat_template=True, max_prompt_tokens=400, context_mode=context_mode)
+
+    with pytest.raises(ConfigError, match=r"rollout\.context=append needs .* writes '.*</s>.*; use .*=retokenize"):
+        prompts("append").check_history_continues()
+    retokenized = prompts("retokenize")
+    retokenized.check_history_continues()
+    conversations = retokenized.start_conversations(["One?"])
+    retokenized.extend(conversations, [completion_of(tokenizer, "Yes.", finished=True)], ["Two?"])
+    assert tokenizer.decode(conversations[0].ids).count("Yes.</s>\n<|im_start|>user\nTwo?") == 1
+
+
 THINKS = (  # as Qwen3's: an argument closes the thought before the response, and earlier thoughts are kept
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
     "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}"
@@ -347,8 +419,37 @@ def test_arguments_of_the_chat_template() -> None:
     assert prompts(enable_thinking=False).text("One?").endswith("<think></think>")
     with pytest.raises(ConfigError, match=r"chat_template_args\.thinking=1 has no effect.* it reads enable_thinking"):
         prompts(thinking=1)
+    with pytest.raises(ConfigError, match="unpaired surrogate, which no tokenizer encodes; remove it"):
+        prompts(enable_thinking=["\ud800"])
     with pytest.raises(ConfigError, match="needs a chat template"):
         PromptFormat("solo", tokenizer, chat_template=False, max_prompt_tokens=9, template_args={"enable_thinking": 1})
+
+
+def test_keys_of_messages_in_rows(caplog: pytest.LogCaptureFixture) -> None:
+    """Names and thoughts reach the template, and keys without an effect are reported once."""
+    template = THINKS.replace("m['role'] + '", "m['role'] + ' ' + (m.name or '') + '")
+    row = [
+        {"role": "user", "content": "Is it?", "name": "Ann", "weight": 0, "id": None},
+        {"role": "assistant", "content": "Yes.", "reasoning": "I see."},
+        {"role": "user", "content": "Sure?"},
+    ]
+    with caplog.at_level(logging.WARNING):
+        for text in (template, CHAT, CHAT):
+            tokenizer = tokenizer_of(Family(text, "<|im_end|>", ("<|im_start|>",)))
+            prompts = PromptFormat("solo", tokenizer, chat_template=True, max_prompt_tokens=99)
+            for _ in range(2):
+                shown = prompts.text(read_messages(row, "task.agents.solo.template=messages:keys"))
+                assert ("Ann" in shown, "<think>I see.</think>Yes." in shown) == (text == template,) * 2
+    found = [record.getMessage() for record in caplog.records]
+    assert found[0] == "task.agents.solo.template=messages:keys has messages with weight, which has no effect"
+    unread = [
+        f"the chat template of solo's tokenizer does not read {key} of messages"
+        for key in ("name", "reasoning_content")
+    ]
+    assert sorted(found[1:]) == sorted(unread * 2)
+    for key in ("name", "reasoning"):
+        with pytest.raises(ConfigError, match=f"has a message with {key}=5, which is no text; convert it"):
+            read_messages([{**row[0], key: 5}], "task.agents.solo.template=messages:keys")
 
 
 def test_thoughts_of_earlier_answers_in_rows() -> None:

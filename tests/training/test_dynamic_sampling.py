@@ -25,8 +25,15 @@ from ippo_cli.config.errors import Preempted, RewardError
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.score import RawScores
 from ippo_cli.runs.checkpoint_files import MANIFEST, newest_intact_checkpoint
-from ippo_cli.training.dynamic_sampling import CandidateGroups, GroupScores, candidate_metrics, gather_group_scores
+from ippo_cli.training.methods.refill import (
+    CandidateGroups,
+    GroupScores,
+    Refill,
+    candidate_metrics,
+    gather_group_scores,
+)
 from ippo_cli.training.process import run_training
+from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Experience
 
 REWARD = '''
@@ -99,6 +106,13 @@ def has_signal(experience: Experience) -> list[bool]:
     return (scores.amax(dim=1) > scores.amin(dim=1)).tolist()
 
 
+def drawn_groups(trainer: Trainer) -> CandidateGroups:
+    [refill] = trainer.methods
+    assert isinstance(refill, Refill)
+    assert refill.candidates is not None
+    return refill.candidates
+
+
 def test_groups_of_equal_scores_are_replaced_by_the_next_prompts(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *overrides(tmp_path, rounds=0)) as trainer:
         plain = experience_of(trainer)
@@ -132,12 +146,13 @@ def test_places_keep_their_groups_when_no_round_is_left(tmp_path: Path) -> None:
             found[rounds] = [
                 [turn.completion.text for turn in episode.turns] for episode in collected.experience.episodes
             ]
+            drawn = drawn_groups(trainer) if rounds else None
     assert positions(collected.experience) == list(range(PROMPTS))
     assert found[2] == found[0]
-    assert collected.end == 3 * PROMPTS
-    assert collected.candidates is not None
-    assert collected.candidates.positions == list(range(3 * PROMPTS))
-    assert collected.candidates.rounds == 2
+    assert collected.buffer.prompts.end == 3 * PROMPTS
+    assert drawn is not None
+    assert drawn.positions == list(range(3 * PROMPTS))
+    assert drawn.rounds == 2
 
 
 def test_next_iteration_starts_after_the_drawn_prompts(tmp_path: Path) -> None:
@@ -157,11 +172,11 @@ def test_next_iteration_starts_after_the_drawn_prompts(tmp_path: Path) -> None:
 def test_metrics_describe_the_drawn_groups(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *overrides(tmp_path)) as trainer:
         clock = Stopwatch()
-        collected = trainer.collector.collect_iteration(0, trainer.state.moments, clock)
+        trainer.collector.collect_iteration(0, trainer.state.moments, clock)
+        drawn = drawn_groups(trainer)
         experience, _ = trainer.step()
-        row, drawn = trainer.state.progress.row, collected.candidates
+        row = trainer.state.progress.row
         assert row is not None
-        assert drawn is not None
         scores = drawn.scores.scores
         assert scores.shape == (len(drawn.positions), SIZE, 2)
         uniform = (scores.amax(dim=1) == scores.amin(dim=1)).all(dim=1).double().mean()
@@ -210,8 +225,7 @@ def test_failed_rows_of_all_rounds_count_for_the_budget(tmp_path: Path) -> None:
     keys = overrides(tmp_path, name="failing")
     with a_trainer(tmp_path, *keys, "reward.failure_budget=0.9") as trainer:
         collected = trainer.collector.collect_iteration(0, trainer.state.moments, Stopwatch())
-        assert collected.candidates is not None
-        scores = collected.candidates.scores.scores
+        scores = drawn_groups(trainer).scores.scores
         failed, rows_drawn = int(scores[:, :, 0].isnan().sum()), scores.shape[0] * SIZE
         assert collected.failure is not None
         assert collected.failure.startswith(f"{failed} of {rows_drawn} rows have no reward")
@@ -278,8 +292,7 @@ def test_episodes_with_turns_are_replaced_whole(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *keys) as trainer:
         collected = trainer.collector.collect_iteration(0, trainer.state.moments, Stopwatch())
         experience = collected.experience
-        assert collected.candidates is not None
-        assert collected.candidates.rounds > 0
+        assert drawn_groups(trainer).rounds > 0
         assert set(positions(experience)) != set(range(PROMPTS))
         (name,) = experience.scores
         assert max(len(episode.turns) for episode in experience.episodes) > 1

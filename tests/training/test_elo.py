@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from spoken import episode
 
-from ippo_cli.training.elo import GameResults, count_results
+from ippo_cli.training.methods.elo import GameResults, count_results
 from ippo_cli.types import Episode
 
 

@@ -17,8 +17,8 @@ from ippo_cli.formulas import reward_to_go
 from ippo_cli.rollout.branches import State
 from ippo_cli.rollout.generator import SamplingStream
 from ippo_cli.rollout.value_states import ValueStateChooser
-from ippo_cli.training.continued_returns import state_columns
-from ippo_cli.training.monte_carlo import assign_states, summarize_returns
+from ippo_cli.training.methods.continuations import assign_states, summarize_returns
+from ippo_cli.training.methods.continued_returns import state_columns
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Experience, StateValues
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from small import a_trainer, assert_alike, final_weights, new_run, rows, train, train_on_two_ranks
 
 from ippo_cli.config.errors import Preempted, ResumeError
-from ippo_cli.training.opponents import assign_learner, evict_snapshots, sample_opponent
+from ippo_cli.training.methods.opponents import assign_learner, evict_snapshots, sample_opponent
 from ippo_cli.training.process import run_training
 
 SHORT = ("evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0", "rollout.temperature=2.0")
@@ -110,7 +110,7 @@ def test_snapshots_act_but_are_not_trained_on(team: str, tmp_path: Path) -> None
         # The responses for the agent are those of the snapshot to these prompts, not those of the agent.
         says: dict[str, list[float]] = {"snapshot": [], "current": []}
         for name in ("low", "high"):
-            holder = trainer.opponents.policy_of_agent[name]  # type: ignore[union-attr]
+            holder = trainer.methods[0].policy_of_agent[name]  # type: ignore[attr-defined]
             lm = team_[name].policy.engine.module.lm
             for which, weights in (("snapshot", after[drawn][holder]), ("current", after[3][holder])):
                 lm.load_state_dict(weights)

@@ -18,8 +18,8 @@ from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError, IppoError
 from ippo_cli.planning.model_specs import read_model_specs
 from ippo_cli.tasks.task import load_task
-from ippo_cli.training import shared_rollouts
 from ippo_cli.training.algorithm_state import AlgorithmState
+from ippo_cli.training.methods import shared_rows
 from ippo_cli.training.row_inputs import Source
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Targets
@@ -216,7 +216,7 @@ def test_unequal_prompts_end_the_run(tmp_path: Path) -> None:
         changed = experience.episodes[0].turns[1]
         turns = [experience.episodes[0].turns[0], replace(changed, prompt=[*changed.prompt, 3])]
         with pytest.raises(IppoError, match="prompts of first and second have different tokens"):
-            shared_rollouts.share_rollouts(
+            shared_rows.share_rollouts(
                 Team(agents={}, learners=[]), [replace(experience.episodes[0], turns=turns)], {}, lambda: None
             )
 

@@ -100,9 +100,9 @@ def _distinct_seeds(entries: Sequence[RunEntry]) -> tuple[RunEntry, ...]:
     Runs that are not done count only if none is: their last score is of an earlier iteration.
     """
     done = [entry for entry in entries if entry.state == "done"] or list(entries)
-    by_seed: dict[object, RunEntry] = {}
+    by_seed: dict[str, RunEntry] = {}
     for entry in sorted(done, key=lambda entry: entry.started):
-        by_seed[entry.record.config.get(SEED_KEY)] = entry
+        by_seed[repr(entry.record.config.get(SEED_KEY))] = entry
     return tuple(by_seed.values())
 
 

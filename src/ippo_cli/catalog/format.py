@@ -21,7 +21,7 @@ from ippo_cli.config.text import (
     text_width,
     truncate_text,
 )
-from ippo_cli.runs.folder import display_path, list_checkpoints, resume_command
+from ippo_cli.runs.folder import display_path, list_checkpoints, relative_path, resume_command
 from ippo_cli.sweeps.summary import MeanInterval
 
 WIDTH = 120
@@ -95,8 +95,8 @@ def format_run(entry: RunEntry) -> str:
     if checkpoints and entry.state != "running":
         more = [("num_iterations", "MORE")] if entry.state == "done" else []
         rows.append(["train further", resume_command(entry.folder, *more)])
-        rows.append(["evaluate", shell_command("ippo-eval", ("run", display_path(entry.folder)))])
-    rows.append(["diagnose", shell_command("ippo-doctor", display_path(entry.folder))])
+        rows.append(["evaluate", shell_command("ippo-eval", ("run", relative_path(entry.folder)))])
+    rows.append(["diagnose", shell_command("ippo-doctor", relative_path(entry.folder))])
     return "\n".join(format_table([[name, escape_controls(redact_text(text))] for name, text in rows], width=WIDTH))
 
 

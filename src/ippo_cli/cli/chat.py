@@ -18,7 +18,7 @@ from ippo_cli.compose.configured import (
     split_command_keys,
 )
 from ippo_cli.config.commands import parse_path
-from ippo_cli.runs.output import print_status
+from ippo_cli.runs.output import print_status, print_text
 
 COMMAND_KEYS = OWN_KEYS["ippo-chat"]
 API_KEY_VARIABLE = "IPPO_API_KEY"
@@ -95,11 +95,11 @@ def _chat(argv: list[str]) -> None:
             seed=int(seed),
             greedy=greedy,
         )
-        serve(config, subject, own.get("agent"), server, lambda line: print(line, flush=True))
+        serve(config, subject, own.get("agent"), server, lambda line: print_text(line))
         return
     agent = own.get("agent") or (next(iter(config.task.agents)) if len(config.task.agents) == 1 else None)
     talk = ChatSettings(seed=int(seed), greedy=greedy, raw=raw)
-    chat(config, subject, agent, talk, terminal_reader(), lambda line: print(line, flush=True))
+    chat(config, subject, agent, talk, terminal_reader(), lambda line: print_text(line))
 
 
 def _check_server_keys(own: Mapping[str, str], *, serves: bool, raw: bool) -> None:

@@ -36,5 +36,5 @@ OWN_KEYS: dict[str, tuple[str, ...]] = {
     "ippo-verify": ("iterations", "count", "seed", "span", "to"),
     "ippo-report": ("to", "title"),
     "ippo-runs": ("state", "name", "seed", "sort", "json", "metrics", "confirm", "older_than_days"),
-    "ippo-doctor": ("output_dir", "network"),
+    "ippo-doctor": ("output_dir", "network", "json"),
 }

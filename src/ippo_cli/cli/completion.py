@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.help import KEYS_FILE
+from ippo_cli.runs.output import print_text
 
 SCRIPT_FLAG, QUERY_FLAG = "--completion", "--complete"
 RUN_KEY_PROGRAMS = ("ippo-eval", "ippo-export", "ippo-chat")  # a folder alone is run=
@@ -92,7 +93,7 @@ def answer_completion(argv: Sequence[str]) -> str | None:
 def _exit_unknown_shell(shell: str) -> NoReturn:
     import sys
 
-    print(f"ippo: {SCRIPT_FLAG} {shell}".rstrip() + " is not a shell; use bash, zsh or fish", file=sys.stderr)
+    print_text(f"ippo: {SCRIPT_FLAG} {shell}".rstrip() + " is not a shell; use bash, zsh or fish", to_stderr=True)
     sys.exit(2)
 
 

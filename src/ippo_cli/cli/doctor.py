@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import DOCTOR_HELP
-from ippo_cli.runs.output import ignore_closed_output
+from ippo_cli.runs.output import ignore_closed_output, print_text
 
 if TYPE_CHECKING:
     from ippo_cli.diagnosis.report import Failure
@@ -22,7 +23,7 @@ DEFAULT_OUTPUT_DIR = "outputs"
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-doctor", DOCTOR_HELP, report, takes_overrides=False)
+    run_command("ippo-doctor", DOCTOR_HELP, report, command_keys=OWN_KEYS["ippo-doctor"], takes_overrides=False)
 
 
 def report(argv: Sequence[str]) -> None:
@@ -52,7 +53,7 @@ def report_machine(output_dir: Path, *, network: bool, as_json: bool) -> None:
     from ippo_cli.diagnosis.machine.report import examine_machine, format_machine, to_json_data
 
     facts, problems = examine_machine(output_dir, network=network)
-    print(json.dumps(to_json_data(facts, problems), indent=1) if as_json else format_machine(facts, problems))
+    print_text(json.dumps(to_json_data(facts, problems), indent=1) if as_json else format_machine(facts, problems))
 
 
 def report_run(path: Path, *, as_json: bool) -> None:
@@ -64,7 +65,7 @@ def report_run(path: Path, *, as_json: bool) -> None:
     from ippo_cli.diagnosis.diagnose import diagnose
     from ippo_cli.diagnosis.observe import observe_run
     from ippo_cli.diagnosis.report import format_diagnosis, to_json_data
-    from ippo_cli.runs.folder import display_path
+    from ippo_cli.runs.folder import display_path, relative_path
     from ippo_cli.runs.missing_parts import find_missing_parts
     from ippo_cli.runs.records import RunRecord
 
@@ -74,20 +75,20 @@ def report_run(path: Path, *, as_json: bool) -> None:
     observations = observe_run(record, build_config(saved_config(folder)))
     diagnosis, iterations, missing = diagnose(observations), len(observations.rows), find_missing_parts(record)
     if as_json:
-        data = {"run": display_path(folder), "state": record.status, "error": record.state.get("error")}
+        data = {"run": relative_path(folder), "state": record.status, "error": record.state.get("error")}
         data["damaged_line"] = record.damaged_line  # of metrics.jsonl
         data["missing"] = missing
-        print(json.dumps(data | to_json_data(diagnosis, warnings, iterations), indent=1))
+        print_text(json.dumps(data | to_json_data(diagnosis, warnings, iterations), indent=1))
         return
     recorded = int(record.state.get("iterations") or 0)
     examined = f", of which {iterations} can be examined" if iterations < recorded and missing else ""
     trained = format_count(recorded if examined else iterations, "iteration")
-    print(f"{display_path(folder)}: {record.status} after {trained}{examined}")
+    print_text(f"{display_path(folder)}: {record.status} after {trained}{examined}")
     for text in missing:
-        print(f"incomplete: {text}")
+        print_text(f"incomplete: {text}")
     if record.damaged_line is not None:
-        print(f"line {record.damaged_line} of metrics.jsonl is damaged: later rows were not examined")
-    print(format_diagnosis(diagnosis, warnings, iterations, _find_failure(record)))
+        print_text(f"line {record.damaged_line} of metrics.jsonl is damaged: later rows were not examined")
+    print_text(format_diagnosis(diagnosis, warnings, iterations, _find_failure(record)))
 
 
 def _find_failure(record: RunRecord) -> Failure | None:

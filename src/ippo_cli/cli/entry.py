@@ -18,7 +18,14 @@ from ippo_cli.cli.help import (
 from ippo_cli.config.commands import name_positional_run
 from ippo_cli.config.errors import BROKEN_PIPE
 from ippo_cli.runs.garbage_collection import relax_gc
-from ippo_cli.runs.output import OutputClosed, detect_closed_output, flush_output, open_closed_streams, print_status
+from ippo_cli.runs.output import (
+    OutputClosed,
+    detect_closed_output,
+    flush_output,
+    open_closed_streams,
+    print_status,
+    print_text,
+)
 
 COMPLETION_FLAGS = ("--completion", "--complete")
 
@@ -59,7 +66,7 @@ def run_command(
 
 def _print_and_exit(text: str) -> NoReturn:
     try:
-        print(text, end="")
+        print_text(text, end="")
         flush_output()
     except OutputClosed:
         sys.exit(BROKEN_PIPE)
@@ -75,6 +82,6 @@ def _show_help(help_text: str, argv: Sequence[str], command_keys: Collection[str
         else explain_topic(topic or "", help_text, tuple(command_keys))
     )
     if text is None:
-        print(unknown_topic_message(topic or "", argv), file=sys.stderr)
+        print_text(unknown_topic_message(topic or "", argv), to_stderr=True)
         sys.exit(2)
     _print_and_exit(text)

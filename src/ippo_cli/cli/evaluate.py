@@ -24,7 +24,7 @@ from ippo_cli.compose.configured import (
     split_names,
 )
 from ippo_cli.config.commands import parse_path, parse_paths, shell_command
-from ippo_cli.runs.output import ignore_closed_output, print_status
+from ippo_cli.runs.output import ignore_closed_output, print_status, print_text
 
 if TYPE_CHECKING:
     from ippo_cli.config.exploitability import ExploitabilitySettings
@@ -53,7 +53,7 @@ def _evaluate(argv: list[str]) -> None:
         from ippo_cli.engine.launchers import detect_ranks
         from ippo_cli.evaluation.report import render_report
     if detect_ranks(os.environ).rank == 0:
-        print(render_report(written, form), end="", flush=True)
+        print_text(render_report(written, form), end="")
 
 
 def _output_format(own: dict[str, str]) -> str:

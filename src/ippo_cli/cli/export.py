@@ -11,7 +11,7 @@ from ippo_cli.cli.help import EXPORT_HELP
 from ippo_cli.compose.configured import load_run_config, parse_bool_key, resolve_run, split_command_keys, split_names
 from ippo_cli.config.commands import parse_path
 from ippo_cli.config.secrets import mask_secrets, redact_text
-from ippo_cli.runs.output import ignore_closed_output, print_status
+from ippo_cli.runs.output import ignore_closed_output, print_status, print_text
 
 COMMAND_KEYS = OWN_KEYS["ippo-export"]
 
@@ -56,7 +56,7 @@ def _export(argv: list[str]) -> None:
         needs_critic=critic,
         command=redact_text(shlex.join(["ippo-export", *mask_secrets(list(argv))])),
     )
-    export_agents(config, wanted, lambda line: print(line, flush=True))
+    export_agents(config, wanted, lambda line: print_text(line))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ EXPLAIN_FLAG = "--explain"  # as --help with a group or key
 HELP_FLAGS = ("-h", "--help", EXPLAIN_FLAG)
 VERSION_FLAGS = ("-V", "--version")
 WIDTH = 100
+MIN_LIKENESS = 0.75  # of a name that is suggested for another one
 KEYS_FILE = Path(__file__).parent / "help_keys.json"
 TRAIN_HELP = (Path(__file__).parent / "help.txt").read_text()
 EVAL_HELP = """\
@@ -193,6 +194,8 @@ def explain_topic(topic: str, own_help: str = "", own_keys: Sequence[str] = ()) 
         ]
         return "\n".join([f"{topic}: a key of this command", *lines]) + "\n"
     key = re.sub(r"^task\.agents\.\w+\.(?=\w+\.)", "", topic)
+    if (named := re.sub(r"^task\.agents\.\w+\.", "task.agents.NAME.", topic)) in known["keys"]:
+        key = named
     if option and (page := _option_page(key, option, known)):
         return page
     if key in known["groups"]:
@@ -202,7 +205,7 @@ def explain_topic(topic: str, own_help: str = "", own_keys: Sequence[str] = ()) 
     below = {name: entry for name, entry in known["keys"].items() if name.startswith(f"{key}.")}
     if below:
         return "\n".join([f"{key}: keys", *_key_lines(below)]) + "\n"
-    if metrics := {name: meaning for name, meaning in known["metrics"].items() if _is_metric(key, name)}:
+    if metrics := _find_metrics(key, known["metrics"]):
         return "".join("\n".join(_format_columns(f"{name}:", meaning, 2)) + "\n" for name, meaning in metrics.items())
     if pages := [page for group in known["groups"] if (page := _option_page(group, key, known))]:
         return "".join(pages)
@@ -218,8 +221,8 @@ def unknown_topic_message(topic: str, argv: Sequence[str]) -> str:
     known = json.loads(KEYS_FILE.read_text())
     names = [*known["groups"], *known["keys"]]
     tails = {name.rpartition(".")[2]: name for name in known["keys"]}
-    close = get_close_matches(topic, names, n=3) or [
-        tails[tail] for tail in get_close_matches(topic.rpartition(".")[2], tails, n=3)
+    close = get_close_matches(topic, names, n=3, cutoff=MIN_LIKENESS) or [
+        tails[tail] for tail in get_close_matches(topic.rpartition(".")[2], tails, n=3, cutoff=MIN_LIKENESS)
     ]
     same = [name for name in known["keys"] if name.endswith(f".{topic}")]
     advice = f"did you mean {' or '.join((same or close)[:3])}?" if same or close else "ippo-train --help lists groups"
@@ -236,6 +239,21 @@ def _option_page(group: str, option: str, known: dict[str, Any]) -> str | None:
         "\n".join([*lines, f"  ippo-train --help {group} lists its keys; --cfg job {group}={option} their values"])
         + "\n"
     )
+
+
+def _find_metrics(topic: str, metrics: dict[str, str]) -> dict[str, str]:
+    """The metrics that a topic names; of those with placeholders the ones with fewest, if no other fits."""
+    found = [name for name in metrics if _is_metric(topic, name)]
+    if not found:
+        found = [name for name in metrics if "/" in topic and re.fullmatch(_metric_pattern(name), topic)]
+        fewest = min((name.count("<") for name in found), default=0)
+        found = [name for name in found if name.count("<") == fewest]
+    return {name: metrics[name] for name in found}
+
+
+def _metric_pattern(name: str) -> str:
+    """A pattern of the metric's names: a placeholder such as `<mode>` is any text without a slash."""
+    return "".join("[^/]+" if part.startswith("<") else re.escape(part) for part in re.split(r"(<\w+>)", name))
 
 
 def _is_metric(topic: str, name: str) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import REPORT_HELP
-from ippo_cli.runs.output import ignore_closed_output
+from ippo_cli.runs.output import ignore_closed_output, print_text
 
 if TYPE_CHECKING:
     from ippo_cli.report.write import ReportOptions
@@ -19,7 +20,14 @@ FLAGS = ("--png", "--csv", "--markdown", "--latex")
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-report", REPORT_HELP, write_page, needs_arguments=True, takes_overrides=False)
+    run_command(
+        "ippo-report",
+        REPORT_HELP,
+        write_page,
+        needs_arguments=True,
+        command_keys=OWN_KEYS["ippo-report"],
+        takes_overrides=False,
+    )
 
 
 def write_page(argv: Sequence[str]) -> None:
@@ -36,7 +44,7 @@ def write_page(argv: Sequence[str]) -> None:
             print_warning(f"{display_path(run.folder)} is incomplete: {text}")
     target = _target_file(values["to"], default_target(runs)) if "to" in values else default_target(runs)
     for file in write_report(runs, target, values.get("title"), options):
-        print(f"{display_path(file)}  ({file.stat().st_size / 1e6:.1f} MB)", flush=True)
+        print_text(f"{display_path(file)}  ({file.stat().st_size / 1e6:.1f} MB)")
 
 
 def _parse_arguments(argv: Sequence[str]) -> tuple[list[Path], dict[str, str], ReportOptions]:

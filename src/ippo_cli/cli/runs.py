@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import KEYS_FILE, RUNS_HELP
-from ippo_cli.runs.output import ignore_closed_output
+from ippo_cli.runs.output import ignore_closed_output, print_text
 
 if TYPE_CHECKING:
     from ippo_cli.catalog.entries import RunEntry
@@ -23,7 +25,7 @@ ORDERS = ("age", "score", "best", "size", "name", "iterations")
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-runs", RUNS_HELP, run, takes_overrides=False)
+    run_command("ippo-runs", RUNS_HELP, run, command_keys=(*OWN_KEYS["ippo-runs"], *COMMANDS), takes_overrides=False)
 
 
 def run(argv: Sequence[str]) -> None:
@@ -91,20 +93,23 @@ def list_command(argv: Sequence[str]) -> None:
     defaults = {group: next(iter(options)) for group, options in json.loads(KEYS_FILE.read_text())["groups"].items()}
     entries = sort_runs(select_runs(list_runs(folders), filters, defaults), order)
     if as_json:
-        print(json.dumps([entry.to_json_data() for entry in entries], indent=1))
+        print_text(json.dumps([entry.to_json_data() for entry in entries], indent=1))
     else:
-        print(format_runs(entries) if entries else _nothing_found(folders, bool(filters)))
+        print_text(format_runs(entries) if entries else _nothing_found(folders, bool(filters)))
 
 
 def sort_runs(entries: Sequence[RunEntry], order: str) -> list[RunEntry]:
-    """Sort runs: newest, best, largest or longest first; by name in alphabetical order. Ties keep their order."""
+    """Sort runs: newest, best, largest or longest first; by name in alphabetical order. Ties keep their order.
+
+    Runs without the value are last, and so are scores that are NaN or infinite: they are results of a fault.
+    """
     if order == "name":
         return sorted(entries, key=lambda entry: (entry.name, str(entry.folder)))
     column = {"age": "started", "score": "last"}.get(order, order)
 
     def rank(entry: RunEntry) -> tuple[bool, float]:
         value = getattr(entry, column)
-        return value is None, 0.0 if value is None else -value
+        return (True, 0.0) if value is None or not math.isfinite(value) else (False, -value)
 
     return sorted(entries, key=rank)
 
@@ -144,7 +149,7 @@ def compare_command(argv: Sequence[str]) -> None:
         )
     patterns = arguments.options.get("metrics", "").split(",") if "metrics" in arguments.options else MAIN_METRICS
     comparison = compare_runs(entries, patterns)
-    print(json.dumps(to_json_data(comparison), indent=1) if as_json else format_comparison(comparison))
+    print_text(json.dumps(to_json_data(comparison), indent=1) if as_json else format_comparison(comparison))
 
 
 def show_command(argv: Sequence[str]) -> None:
@@ -163,9 +168,9 @@ def show_command(argv: Sequence[str]) -> None:
     if as_json:
         record = entry.record
         details = {"state_file": dict(record.state), "commands": list(record.commands), "config": dict(record.config)}
-        print(json.dumps(entry.to_json_data() | details, indent=1, default=str))
+        print_text(json.dumps(entry.to_json_data() | details, indent=1, default=str))
     else:
-        print(format_run(entry))
+        print_text(format_run(entry))
 
 
 def remove_command(argv: Sequence[str]) -> None:
@@ -210,7 +215,7 @@ def _remove(
         remove(removal)
     others = [text for text in argv if not text.startswith("confirm=")]
     command = shell_command("ippo-runs", name, *others, "confirm=true")
-    print(format_removals(removals, retained, confirmed=confirmed, command=command))
+    print_text(format_removals(removals, retained, confirmed=confirmed, command=command))
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {

@@ -51,7 +51,7 @@ def start_training(
     )
     from ippo_cli.runs.input_files import changed_input_warnings, input_files, record_inputs
     from ippo_cli.runs.launch import run_node_ranks, run_ranks
-    from ippo_cli.runs.output import ignore_closed_output, print_status
+    from ippo_cli.runs.output import ignore_closed_output, print_status, print_text
 
     overrides = [text for text in overrides if not text.startswith("resume=")]
     check_multirun_flag(build_sweep_config(node))
@@ -91,21 +91,19 @@ def start_training(
         if resumed:
             held.enter_context(lock_folder(where, name=START_LOCK))
         for change in config_changes(where, dict(iter_leaves(plain))) if resumed else ():
-            print(truncate_text(" ".join(change.splitlines())), flush=True)
+            print_text(truncate_text(" ".join(change.splitlines())))
         for line in changed_input_warnings(where, inputs) if resumed else ():
             print_warning(line)
         write_start_files(where, to_yaml(plain), overrides, command, resumed=resumed)
         record_inputs(where, inputs, resumed=resumed)
-        print(_start_line(config, where, external_ranks or config.launch.processes), flush=True)
+        print_text(_start_line(config, where, external_ranks or config.launch.processes))
 
     if folder is not None:
         newest = list_checkpoints(folder / "checkpoints")[-1]
         ends = [number for number in (config.max_iterations_this_run, config.num_iterations) if number is not None]
         check_iterations_left(newest, config, min(ends, default=sys.maxsize))
         if newest.name == f"step_{config.num_iterations or 0:08d}":
-            print(
-                f"all {config.num_iterations} iterations are done; train further with num_iterations=MORE", flush=True
-            )
+            print_text(f"all {config.num_iterations} iterations are done; train further with num_iterations=MORE")
         check_metrics(newest)
         if not config.checkpoint.reshard:
             check_world_size(newest, external_ranks or config.launch.processes)

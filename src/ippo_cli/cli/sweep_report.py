@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import SWEEP_HELP
-from ippo_cli.runs.output import ignore_closed_output
+from ippo_cli.runs.output import ignore_closed_output, print_text
 
 if TYPE_CHECKING:
     from ippo_cli.runs.intervals import MeanInterval
@@ -23,7 +24,7 @@ MAX_ERRORS = 20
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-sweep", SWEEP_HELP, write_report, takes_overrides=False)
+    run_command("ippo-sweep", SWEEP_HELP, write_report, command_keys=OWN_KEYS["ippo-sweep"], takes_overrides=False)
 
 
 def write_report(argv: Sequence[str]) -> None:
@@ -36,7 +37,7 @@ def write_report(argv: Sequence[str]) -> None:
     folder, to = _parse_folders(argv)
     ignore_closed_output("the report")
     summary = summarize_sweep(folder)
-    print(format_summary(summary), flush=True)
+    print_text(format_summary(summary))
     with convert_storage_errors(str(to)):
         to.mkdir(parents=True, exist_ok=True)
         write_atomically(to / "summary.json", json.dumps(to_json_data(summary), indent=1) + "\n")
@@ -45,9 +46,9 @@ def write_report(argv: Sequence[str]) -> None:
         if can_draw():
             draw_summary(summary, to / "summary.png")
             written.append("summary.png")
-    print(f"written to {display_path(to)}: {' '.join(written)}")
+    print_text(f"written to {display_path(to)}: {' '.join(written)}")
     if not can_draw():
-        print("summary.png is not drawn: matplotlib is not installed; pip install 'ippo-cli[bench]'")
+        print_text("summary.png is not drawn: matplotlib is not installed; pip install 'ippo-cli[bench]'")
 
 
 def _parse_folders(argv: Sequence[str]) -> tuple[Path, Path]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import TRAIN_HELP
+from ippo_cli.runs.output import print_data, print_text
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -39,15 +40,15 @@ def _dispatch_command(typed: Sequence[str]) -> None:
     from ippo_cli.sweeps.multirun import is_sweep, run_sweep
 
     if (task_message := write_task_file(typed)) is not None:
-        print(task_message, end="")
+        print_text(task_message, end="")
         return
     if (difference := find_difference(typed)) is not None:
-        print(difference, end="")
+        print_text(difference, end="")
         return
     check_flags(typed)
     argv = normalize_arguments(typed)
     if INFO_FLAGS & set(argv):
-        print(show_info(argv), end="")
+        print_text(show_info(argv), end="")
         return
     for text in argv:
         if text.startswith("="):  # Hydra has no check for this
@@ -58,7 +59,7 @@ def _dispatch_command(typed: Sequence[str]) -> None:
     check_user_files(argv)
     config_text = _job_config_text(argv)
     if config_text is not None:
-        print(config_text, end="")
+        print_data(config_text)
         return
     if is_sweep(argv):
         run_sweep(argv)
@@ -93,7 +94,7 @@ def _run_job(argv: Sequence[str], folder: Path | None, typed: Sequence[str]) -> 
         completions = io.StringIO()
         with redirect_stdout(completions):
             job()
-        print(filter_completions(completions.getvalue()), end="")
+        print_data(filter_completions(completions.getvalue()))
         return
     job()
     if failures:

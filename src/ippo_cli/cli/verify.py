@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import VERIFY_HELP
-from ippo_cli.runs.output import ignore_closed_output, print_status
+from ippo_cli.runs.output import ignore_closed_output, print_status, print_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ def _verify(argv: Sequence[str]) -> None:
     command = ["ippo-verify", *mask_secrets(list(argv))]
     found = verify_run(folder, selection, command, lambda text: print_status(f"ippo-verify: {text}"))
     write_certificate(found, target)
-    print(format_verification(found, target), flush=True)
+    print_text(format_verification(found, target))
     if not found.is_verified:
         raise SystemExit(VerificationError.exit_code)  # the lines above are the report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -87,15 +88,17 @@ def read_option_names() -> dict[str, dict[str, Suggestion]]:
     }
 
 
-def find_suggestion(key: str) -> Suggestion | None:
-    """Return the suggestion for `key`; None for a key of no project."""
+def find_suggestion(key: str, value: str = "") -> Suggestion | None:
+    """Return the suggestion for `key`; None for a key of no project. Of several, one that names `value` comes first."""
     parts = key.lower().split(".")
     tables = [read_earlier_names(), *(project.keys for project in read_projects().values())]
     for length in range(min(LONGEST, len(parts)), 0, -1):  # longer names are more specific
         name = ".".join(parts[-length:])
-        for table in sorted(tables, key=lambda table: _root_sort_key(table, parts[0])):
-            if name in table:
-                return table[name]
+        found = [
+            table[name] for table in sorted(tables, key=lambda one: _root_sort_key(one, parts[0])) if name in table
+        ]
+        if found:
+            return next((one for one in found if value and value in re.findall(r"\w+", one.text)), found[0])
     for name, project in read_projects().items():
         if len(parts) > 1 and parts[0] in project.roots:
             return Suggestion(name, SuggestionKind.unlisted, "docs/migrating.md lists those with a counterpart here")

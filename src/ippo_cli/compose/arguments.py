@@ -76,9 +76,19 @@ def _check_has_effect(text: str, key: str, *, sweeps: bool) -> None:
     raise ConfigError(text, "is a Hydra key that has no effect in this program", "remove it")
 
 
+def open_bracket_error(text: str, value: str) -> ConfigError | None:
+    """The error of a function of a sweep, such as `range(1,3`, without its closing bracket; None for other values."""
+    missing = value.count("(") - value.count(")")
+    if missing <= 0 or not re.match(r"\w+\(", value):
+        return None
+    return ConfigError(text, "has an unclosed bracket", f"use '{text.partition('=')[0]}={value}{')' * missing}'")
+
+
 def _check_one_value(text: str) -> None:
     """Raise `ConfigError` for an unparsable value with commas in a sweep: it may be one value or several."""
     key, _, value = text.partition("=")
+    if (unclosed := open_bracket_error(text, value)) is not None:
+        raise unclosed
     parts = ",".join(f'"{part.strip()}"' for part in value.split(","))
     if "'" not in value and '"' not in value and not value.startswith(("[", "{")):
         raise ConfigError(

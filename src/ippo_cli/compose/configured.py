@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ippo_cli.config.commands import hydra_override, parse_path, parse_paths
+from ippo_cli.runs.output import print_text
 
 SPLIT_KEYS = ("task.eval_share", "task.columns", "task.map", "task.filter", "task.data_config", "task.streaming")
 """Keys that determine which training rows `task.eval_share` holds out."""
@@ -66,8 +66,8 @@ def resolve_run(own: dict[str, str]) -> None:
     folder, checkpoint = find_run(typed[0])
     if folder != Path(typed[0]).absolute():
         path_text = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-        print(
-            f"run={typed[0]} is run={path_text}" + (f" checkpoint={checkpoint}" if checkpoint else ""), file=sys.stderr
+        print_text(
+            f"run={typed[0]} is run={path_text}" + (f" checkpoint={checkpoint}" if checkpoint else ""), to_stderr=True
         )
         own["run"] = str(path_text)
     if checkpoint is not None and own.setdefault("checkpoint", checkpoint) != checkpoint:
@@ -96,13 +96,13 @@ def load_run_config(folder: Path, run: str, overrides: list[str], *, data: bool 
 
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"run={run}", "is not a run", "use a run's folder such as outputs/NAME/DATE-ID")
+    for text in find_missing_parts(RunRecord(folder)) if (folder / "run.json").is_file() else ():
+        print_text(f"warning: run={run} is incomplete: {text}", to_stderr=True)
     saved = overrides_with_weights(folder, overrides)
     config = compose_checked([*saved, *overrides], overrides, of_model=False, data=data)
     check_unchanged_config(folder, saved, overrides)
-    for text in find_missing_parts(RunRecord(folder)) if (folder / "run.json").is_file() else ():
-        print(f"warning: run={run} is incomplete: {text}", file=sys.stderr, flush=True)
     for line in changed_input_warnings(folder, input_files(config, data=data), ("task.", "reward.")):
-        print(f"warning: {line}", file=sys.stderr, flush=True)
+        print_text(f"warning: {line}", to_stderr=True)
     typed = {text.partition("=")[0].lstrip("+") for text in overrides}
     if "task.eval_size" in typed:
         _check_unseen_examples(config, folder)

@@ -26,8 +26,9 @@ from ippo_cli.config.errors import (
     is_disk_full,
     storage_error_message,
 )
+from ippo_cli.config.escape import escape_text
 from ippo_cli.config.secrets import redact_text
-from ippo_cli.runs.output import OutputClosed, flush_output
+from ippo_cli.runs.output import OutputClosed, flush_output, print_text
 
 MAX_LINES = 12
 WIDTH = 100
@@ -70,9 +71,9 @@ def _run(command: Callable[[], None], argv: Sequence[str], own: Collection[str] 
         return _report_error(error)
     except KeyboardInterrupt as error:
         if not _is_reported(error):
-            print(
+            print_text(
                 format_block(_append_notes(f"interrupted{'; ' + str(error) if str(error) else ''}", error)),
-                file=sys.stderr,
+                to_stderr=True,
             )
         return INTERRUPTED
     except SystemExit as leaving:  # raised by Hydra and argparse
@@ -80,7 +81,7 @@ def _run(command: Callable[[], None], argv: Sequence[str], own: Collection[str] 
     except Exception as error:
         if is_disk_full(error):
             return _report_error(StorageError(f"a file cannot be written ({storage_error_message(error)})"))
-        print(redact_text(traceback.format_exc()), end="", file=sys.stderr)
+        print_text(redact_text(traceback.format_exc()), end="", to_stderr=True)
         return UNEXPECTED
     return 0
 
@@ -93,13 +94,12 @@ def _report_mistakes(error: Exception, argv: Sequence[str], own: Collection[str]
 
     errors = find_mistakes(error, argv, own)
     if not errors:
-        print(format_block(str(error)), file=sys.stderr)
+        print_text(format_block(indent_lines(str(error))), to_stderr=True)
         return 2
     messages = [_append_notes(f"{mistake}{_error_location(mistake, argv)}", mistake) for mistake in errors]
-    print(
+    print_text(
         format_block(f"ippo: {messages[0]}") if len(messages) == 1 else format_list_block(messages),
-        file=sys.stderr,
-        flush=True,
+        to_stderr=True,
     )
     return errors[0].exit_code
 
@@ -124,8 +124,7 @@ def exit_process(code: int) -> NoReturn:
 def format_block(message: str) -> str:
     """Wrap a message to at most `MAX_LINES` lines; escapes control characters, as it may quote model output."""
     source_lines = redact_text(message)[: 2 * MAX_LINES * WIDTH].replace("\t", " ").splitlines()
-    spelled = ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in source_lines]
-    lines = [part for line in spelled for part in _wrap_line(line) or [""]]
+    lines = [part for line in map(escape_text, source_lines) for part in _wrap_line(line) or [""]]
     return "\n".join(lines[:MAX_LINES])
 
 
@@ -171,12 +170,18 @@ def _error_location(error: ConfigError, argv: Sequence[str]) -> str:
 
 
 def _append_notes(message: str, error: BaseException) -> str:
-    return "\n".join([message, *getattr(error, "__notes__", ())])
+    return "\n".join(map(indent_lines, [message, *getattr(error, "__notes__", ())]))
+
+
+def indent_lines(message: str) -> str:
+    """Indent all lines but the first, so that text of others in a message cannot pass for a message."""
+    first, *others = message.splitlines() or [""]
+    return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in others)])
 
 
 def _report_error(error: IppoError, place: str = "") -> int:
     if not _is_reported(error):
-        print(format_block(_append_notes(f"ippo: {error}{place}", error)), file=sys.stderr, flush=True)
+        print_text(format_block(_append_notes(f"ippo: {error}{place}", error)), to_stderr=True)
     return error.exit_code
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ippo_cli.compose.aliases import SuggestionKind, find_suggestion, read_option_names
+from ippo_cli.compose.arguments import open_bracket_error
 from ippo_cli.compose.load import compose_node, iter_leaves, read_kind
 from ippo_cli.compose.plugins import PACKAGES, missing_plugin_error
 from ippo_cli.compose.searchpath import search_path_entries, user_option_files
@@ -22,6 +23,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import OPTIONS
 from ippo_cli.config.text import closest_hint
 
+OPTION_LEAVES = ("name", "kind", "type")  # keys of other programs that choose an option of a group
 LIST_RULE = "must be a list"
 CANNOT_COMPOSE = "cannot be composed"
 TYPO_CUTOFF = 0.8
@@ -114,9 +116,8 @@ def _explain_agent(text: str, name: str, value: str, node: DictConfig) -> Config
 
 def _explain_value(text: str, name: str, value: str, error: Exception, default: Any) -> ConfigError:
     bare = value.strip("'\"")
-    if re.match(r"\w+\(", bare) and (missing := bare.count("(") - bare.count(")")) > 0:
-        key = text.partition("=")[0]
-        return ConfigError(text, "has an unclosed bracket", f"use '{key}={bare}{')' * missing}'")
+    if (unclosed := open_bracket_error(text, bare)) is not None:
+        return unclosed
     if any(bare.count(opening) != bare.count(closing) for opening, closing in ("[]", "{}")):
         return ConfigError(text, "has brackets that do not match", f"close every bracket, and quote it: '{name}=[a,b]'")
     rule, remedy = value_rule(summarize_message(error), name, default)
@@ -163,13 +164,18 @@ def explain_unknown_name(
     text: str, name: str, keys: Sequence[str], options: Mapping[str, Sequence[str]]
 ) -> ConfigError:
     """Explain a key that no option has; `keys` are those that it may mean."""
-    corrected = list(dict.fromkeys(candidate for key in keys if (candidate := _correct_one_part(name, key))))
-    answer = None if corrected or ".agents." in name else find_suggestion(name)
-    same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
-    is_named_alike = same and answer is not None and answer.text.rpartition(".")[2] == name
-    if answer is not None and answer.text != name and not is_named_alike:
-        return ConfigError(text, answer.rule, answer.remedy)
+    group, _, leaf = name.partition(".")
     value = text.partition("=")[2]
+    if leaf in OPTION_LEAVES and value in options.get(group, ()):
+        return ConfigError(text, "is not a key", f"an option is chosen by its group: use {group}={value}")
+    if name not in keys and (own := [key for key in keys if key.lower() == name.lower().strip(".")]):
+        return ConfigError(text, "is not a key", f"did you mean {own[0]}?")
+    corrected = list(dict.fromkeys(candidate for key in keys if (candidate := _correct_one_part(name, key))))
+    answer = None if corrected or ".agents." in name else find_suggestion(name, value)
+    same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
+    has_same_name = same and answer is not None and answer.text.rpartition(".")[2] == name
+    if answer is not None and answer.text != name and not has_same_name:
+        return ConfigError(text, answer.rule, answer.remedy)
     if DECIMAL_COMMA.fullmatch(value) and len(own := [key for key in keys if key.rpartition(".")[2] == name]) == 1:
         return ConfigError(text, "is not a key, and has a decimal comma", f"use {own[0]}={value.replace(',', '.')}")
     if same and ".agents." not in name:

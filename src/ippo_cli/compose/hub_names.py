@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.model_hub import check_hub, find_model_keys
 from ippo_cli.config.python_names import is_code_reference
 from ippo_cli.config.schema import Config, Hub, Mode, ServerActorConfig, has_data
+from ippo_cli.runs.output import print_text
 
 ENDPOINT = "https://huggingface.co"
 PROBE_TIMEOUT_S = 5.0  # timeout of the request that tests hub access
@@ -76,10 +76,9 @@ def _check_access(named: Iterable[HubName]) -> None:
         os.environ.update({"HF_HUB_OFFLINE": "1", UNREACHABLE: reason})
     if missing := [name for name in wanted if not _is_cached(name)]:
         raise PreflightError("\n".join(_missing_messages(missing, reason)))
-    print(
+    print_text(
         f"ippo: {reason}: {' '.join(f'{setting}={name}' for setting, name, _, _ in wanted)} from this machine's cache",
-        file=sys.stderr,
-        flush=True,
+        to_stderr=True,
     )
 
 

@@ -29,6 +29,8 @@ from ippo_cli.runs.folder import (
     read_run_state,
     run_folders,
 )
+from ippo_cli.runs.history import HISTORY, hash_file, last_config_hash
+from ippo_cli.runs.output import print_text
 
 DTYPE = "actor.dtype"
 
@@ -146,7 +148,7 @@ def _find_resumable_run(wanted: str, overrides: Sequence[str]) -> Path | None:
         description = "of this configuration" if job is None else f"that job {job} began with these overrides"
         raise ResumeError(f"resume=must: no unfinished run {description} below {root}; use resume=auto")
     if detect_ranks(os.environ).rank == 0:
-        print(_new_run_reason(root, job), flush=True)
+        print_text(_new_run_reason(root, job))
     return None
 
 
@@ -191,7 +193,7 @@ def _exit_finished_job(folder: Path, job: str | None) -> NoReturn:
     """Exit with code 0: the job was restarted after its run was done."""
     if detect_ranks(os.environ).rank == 0:
         done = f"{display_path(folder.absolute())} is done, which job {job} began with these overrides"
-        print(f"{done}; resume=never starts a new run", flush=True)
+        print_text(f"{done}; resume=never starts a new run")
     raise SystemExit(0)
 
 
@@ -333,5 +335,8 @@ def saved_config(folder: Path) -> dict[str, Any]:
             plain = fill_missing_keys(plain, mask_secrets(_compose_plain(saved_overrides(folder))))
             build_config(plain)  # raises ConfigError for an invalid configuration
     except ConfigError as error:
-        raise ResumeError(f"{folder} is not a run that can be resumed: {error}") from error
+        file, recorded = folder / "config.yaml", last_config_hash(folder)
+        is_changed = recorded and file.is_file() and hash_file(file) != recorded
+        reason = f"; config.yaml is not the file that {HISTORY} recorded" if is_changed else ""
+        raise ResumeError(f"{folder} is not a run that can be resumed: {error}{reason}") from error
     return plain

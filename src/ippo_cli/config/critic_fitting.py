@@ -28,7 +28,8 @@ def stored_primary_metric(plain: Mapping[str, Any]) -> str | None:
     """The same of a saved configuration; None if it has none."""
     if plain.get("mode") == Mode.critic.value:
         return CRITIC_METRIC
-    metric = (plain.get("task") or {}).get("primary_metric")
+    task = plain.get("task")
+    metric = task.get("primary_metric") if isinstance(task, Mapping) else None
     return None if metric is None else str(metric)
 
 

@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from ippo_cli.config.escape import escape_text
+
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -32,7 +34,7 @@ class ConfigError(IppoError):
     exit_code = 2
 
     def __init__(self, setting: str, rule: str, remedy: str) -> None:
-        super().__init__(f"{setting} {rule}; {remedy}")
+        super().__init__(escape_text(f"{setting} {rule}; {remedy}"))  # values of users cannot begin a line
         self.key = setting.partition("=")[0]
 
 
@@ -40,7 +42,7 @@ class UnusableServer(ConfigError):
     """A server that a key names does not answer or does not fit, found before any model loads."""
 
     def __init__(self, message: str) -> None:
-        Exception.__init__(self, message)
+        Exception.__init__(self, escape_text(message))
         self.key = message.partition("=")[0]
 
 
@@ -162,8 +164,18 @@ class OtherRankFailed(IppoError):
         self.rank, self.exit_code = rank, exit_code
 
 
-class PreemptionRequested(BaseException):
-    """Aborts the current iteration, which is repeated after resuming; a `BaseException`, as KeyboardInterrupt is."""
+class Interruption(BaseException):
+    """An exception that ends the work of a process, as KeyboardInterrupt does, and is no failure of user code."""
+
+
+class PreemptionRequested(Interruption):
+    """Aborts the current iteration, which is repeated after resuming."""
+
+
+def raise_interruption(error: BaseException) -> None:
+    """Raise an exception that user code is not the cause of: an interruption, or an error of this package."""
+    if isinstance(error, KeyboardInterrupt | Interruption | IppoError):
+        raise error
 
 
 INTERRUPTED = 130  # Ctrl-C

@@ -31,6 +31,7 @@ from ippo_cli.diagnosis.conditions.scores import (
     find_length_hacking,
     find_memorisation,
     find_no_progress,
+    find_non_finite_scores,
     find_score_drop,
 )
 from ippo_cli.diagnosis.conditions.team import find_deaf_agents
@@ -45,6 +46,12 @@ CONDITIONS = (
         warn=find_failing_rewards,
         explains=("empty_parts",),
         reads_last_rows=True,
+    ),
+    Condition(
+        name="non_finite_scores",
+        title="scores are not finite numbers",
+        find=find_non_finite_scores,
+        explains=("equal_scores", "policy_unchanged", "explained_variance", "empty_parts", *STUCK),
     ),
     Condition(
         name="chat_template",

@@ -39,9 +39,14 @@ class Change:
         return -self.gain > SIGNIFICANT * self.error
 
 
+def metric_value(row: Row, key: str) -> float:
+    """The value of a metric; NaN for a row without it."""
+    return row.get(key, math.nan)
+
+
 def column(rows: Sequence[Row], key: str) -> list[float]:
     """The numbers of a metric, without missing ones."""
-    return [row[key] for row in rows if not math.isnan(row.get(key, math.nan))]
+    return [row[key] for row in rows if not math.isnan(metric_value(row, key))]
 
 
 def column_mean(rows: Sequence[Row], key: str) -> float:

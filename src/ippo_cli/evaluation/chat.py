@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.escape import escape_lines
 from ippo_cli.config.schema import Config, ContextMode, ConversationConfig
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights, load_policies
-from ippo_cli.reporting.escape import escape_lines
 from ippo_cli.reporting.sample_table import ending_message
 from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.rollout.collect import collect

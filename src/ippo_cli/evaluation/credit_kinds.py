@@ -19,7 +19,7 @@ from ippo_cli.formulas import group_normalized, score_to_go
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import compute_raw_scores, process_scores, turn_counts
 from ippo_cli.rollout.rows import build_rollout
-from ippo_cli.training.credit import EpisodeReplays, compute_credit_baselines
+from ippo_cli.training.methods.credit import EpisodeReplays, compute_credit_baselines
 from ippo_cli.types import Experience
 
 CRITIC = "critic"

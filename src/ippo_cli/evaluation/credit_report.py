@@ -36,7 +36,7 @@ from ippo_cli.rollout.branches import State
 from ippo_cli.runs.folder import write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.training.checkpoint import INITIAL
-from ippo_cli.training.credit import EpisodeReplays
+from ippo_cli.training.methods.credit import EpisodeReplays
 from ippo_cli.types import Batch, Episode
 
 TABLE = {  # column of the printed table: its number, and the one that is corrected for the noise of references

@@ -15,7 +15,7 @@ from ippo_cli.rewards.counterfactual import replace_answer
 from ippo_cli.rollout.branches import State
 from ippo_cli.rollout.enumerate import WeightedResponses, enumerate_responses
 from ippo_cli.rollout.generator import context_limit, make_sampling
-from ippo_cli.training.continued_returns import compute_returns, episode_returns, estimate_means, state_columns
+from ippo_cli.training.methods.continued_returns import compute_returns, episode_returns, estimate_means, state_columns
 from ippo_cli.types import Episode
 
 EPISODES_AT_ONCE = 8192

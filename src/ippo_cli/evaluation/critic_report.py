@@ -37,7 +37,7 @@ from ippo_cli.rollout.branches import State
 from ippo_cli.rollout.rows import build_rollout
 from ippo_cli.runs.folder import write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
-from ippo_cli.training.continued_returns import state_columns
+from ippo_cli.training.methods.continued_returns import state_columns
 from ippo_cli.types import Batch
 
 POSITION_BINS = 4

@@ -45,6 +45,7 @@ from ippo_cli.runs.folder import MANIFEST, list_checkpoints, print_warning, writ
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.runs.output import print_status
 from ippo_cli.runs.records import RunRecord
+from ippo_cli.runs.run_files import read_state_file
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.eval_rows import sample_rows, select_eval_rows
@@ -518,11 +519,11 @@ def _initial_model_record(folder: Path, holder: str) -> Record:
 def _best_iteration(folder: Path) -> int:
     """The iteration with the best evaluation so far; 0 for the initial weights. Raises `ResumeError`."""
     try:
-        known = json.loads((folder / "run.json").read_text())["evaluation"]
+        known = read_state_file(folder).value["evaluation"]
         if known and (known.get("best") or {}).get("score") is None:
             raise ResumeError(f"run={folder}: no evaluation has a score, so none is the best; use checkpoint=latest")
         return int(known["best"]["iteration"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ResumeError(f"run={folder}: run.json has no evaluation ({error!r}); use checkpoint=latest") from error
 
 

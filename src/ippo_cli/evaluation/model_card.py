@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -13,7 +14,7 @@ from ippo_cli.config.schema import Config, DataConfig, LoraActorConfig
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.config.text import format_count
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights
-from ippo_cli.runs.metric_names import present_metric_name
+from ippo_cli.runs.records import RunRecord
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SHOWN_SCORES = 12
@@ -57,7 +58,7 @@ def model_card(config: Config, agent: str, run: Path, weights: EvaluatedWeights,
         "## Scores",
         _score_section(config, run, weights),
         "## Commands",
-        _code_block("\n".join([*_read_lines(run / "command.txt"), command]), "bash"),
+        _code_block("\n".join([*RunRecord(run).commands, command]), "bash"),
         _code_block("\n".join(_version_lines(run))),
     ]
     return str(mask_secrets("\n\n".join(parts))) + "\n"
@@ -152,38 +153,24 @@ def _score_section(config: Config, run: Path, subject: EvaluatedWeights) -> str:
     return "\n".join(lines) or "These weights were not evaluated."
 
 
-def _metrics_by_iteration(run: Path) -> dict[int, dict[str, float]]:
+def _metrics_by_iteration(run: Path) -> dict[int, dict[str, float | None]]:
     """Held-out metrics in `metrics.jsonl` by iteration."""
-    found: dict[int, dict[str, float]] = {}
-    for line in _read_lines(run / "metrics.jsonl"):
-        try:
-            row = json.loads(line)
-            scores = {
-                present_metric_name(key).removeprefix("eval/"): value
-                for key, value in row.items()
-                if key.startswith("eval/")
-            }
-            if scores:
-                found[int(row["iteration"])] = scores
-        except (ValueError, KeyError, TypeError):
-            continue
+    found: dict[int, dict[str, float | None]] = {}
+    for row in RunRecord(run).metrics:
+        scores = {
+            name.removeprefix("eval/"): None if math.isnan(value) else value
+            for name, value in row.items()
+            if name.startswith("eval/")
+        }
+        if scores:
+            found[int(row["iteration"])] = scores
     return found
 
 
 def _version_lines(run: Path) -> Iterator[str]:
-    try:
-        packages: Mapping[str, str] = json.loads((run / "env.json").read_text())["packages"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    for name, version in packages.items():
+    packages = RunRecord(run).environment.get("packages")
+    for name, version in packages.items() if isinstance(packages, Mapping) else ():
         yield f"{name} {version}"
-
-
-def _read_lines(file: Path) -> list[str]:
-    try:
-        return file.read_text().splitlines()
-    except OSError:
-        return []
 
 
 def _format_yaml(node: Any, prefix: str = "", leave_out: tuple[str, ...] = ()) -> str:

@@ -65,6 +65,7 @@ def serve(
     session = CallSession(
         agents=names,
         stop_strings={name: tuple(config.task.agents[name].rollout.stop_strings) for name in names},
+        max_new_tokens={name: config.task.agents[name].rollout.max_new_tokens for name in names},
         key=settings.api_key or secrets.token_urlsafe(24),
         is_shared=True,
     )

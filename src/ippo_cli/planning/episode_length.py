@@ -124,18 +124,18 @@ def _first_prompt_tokens(config: Config, task: Task, formats: Mapping[str, Promp
         messages: list[tuple[str, str, int]] = []
         for part, rows in (("train", task.train), ("eval", task.held_out)):
             for row, example in enumerate(take_examples(rows, MEASURED_EXAMPLES)):
-                with _named_row(config, name, part, row):
+                with _name_row(config, name, part, row):
                     messages.append((first_message(name, agent, example), part, row))
         counts: list[int] = []
         for text, part, row in sorted(messages, key=lambda message: len(message[0]))[-LONGEST_TEXTS:]:
-            with _named_row(config, name, part, row):
+            with _name_row(config, name, part, row):
                 counts.append(_count_prompt_tokens(formats[name], text))
         longest[name] = max(counts)
     return longest
 
 
 @contextmanager
-def _named_row(config: Config, name: str, part: str, row: int) -> Iterator[None]:
+def _name_row(config: Config, name: str, part: str, row: int) -> Iterator[None]:
     """Add the row to errors of an agent with messages of rows as prompts."""
     try:
         yield

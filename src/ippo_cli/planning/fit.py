@@ -73,9 +73,9 @@ def sharding_options(prepared: Prepared, machine: Machine) -> Iterator[ShardingO
 
 def sharding_of(config: Config) -> Sharding:
     """The configured sharding."""
-    given = config.deepspeed
-    gather = config.rollout.zero3_gather if given.stage == 3 else Zero3Gather.all
-    return given.stage, given.offload_optimizer, given.offload_params, gather
+    settings = config.deepspeed
+    gather = config.rollout.zero3_gather if settings.stage == 3 else Zero3Gather.all
+    return settings.stage, settings.offload_optimizer, settings.offload_params, gather
 
 
 def set_sharding(config: Config, sharding: Sharding) -> Config:

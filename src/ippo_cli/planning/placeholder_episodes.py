@@ -9,7 +9,7 @@ from itertools import chain, islice
 
 import torch
 
-from ippo_cli.config.errors import ConfigError, IppoError
+from ippo_cli.config.errors import ConfigError, raise_interruption
 from ippo_cli.config.rewards import rewards_with_prefixes
 from ippo_cli.config.schema import (
     Config,
@@ -153,9 +153,8 @@ def reward_warnings(config: Config, task: Task) -> Iterator[str]:
 def _reward_problem(reward: RewardFunction, agents: Sequence[str], episodes: Sequence[Episode]) -> str:
     try:
         answer = validate_reward(reward(episodes), agents, episodes)
-    except IppoError:
-        raise
-    except (Exception, SystemExit) as error:  # from the user's code
+    except BaseException as error:  # from the user's code
+        raise_interruption(error)
         return format_user_error(error)
     if answer.failures:
         return format_user_error(answer.failures[min(answer.failures)])

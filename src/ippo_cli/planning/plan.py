@@ -47,6 +47,7 @@ from ippo_cli.planning.served_agents import inspect_servers
 from ippo_cli.planning.timeline import format_chart, format_devices, format_seconds, schedule_phases
 from ippo_cli.planning.value_states import describe_continuations
 from ippo_cli.rewards.contract import close_reward
+from ippo_cli.runs.output import print_text
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import max_turns_by_agent
 from ippo_cli.tasks.templates import first_message
@@ -96,7 +97,7 @@ def show_plan(config: Config) -> None:
     if (problem := find_memory_problem(prepared, machine)) is not None:
         if problem.is_certain:
             raise PreflightError(problem.text)
-        print(f"warning: {problem.text}")
+        print_text(f"warning: {problem.text}")
     for server in servers:
         if server.error is not None:
             raise server.error
@@ -221,7 +222,7 @@ def _show_rank_memory(memory: MemoryEstimate) -> None:
     for name, (parameters, parts) in sizes.items():
         rows.append([name, f"{parameters / 1e6:.1f} M", *(_format_number(part, size) for part in parts)])
     for line in format_table(rows, numbers=True):
-        print(line)
+        print_text(line)
     phases = ", ".join(f"{name} {_format_size(part)}" for name, part in memory.bytes_by_phase.items())
     _print_labelled("memory", f"per rank, peak of each phase: {phases}")
     parked = (
@@ -271,7 +272,7 @@ def _show_sharding_options(prepared: Prepared, machine: Machine) -> None:
             ]
         )
     for line in format_table(rows, numbers=True):
-        print(line)
+        print_text(line)
     _print_labelled(
         "", "* configured; tokens: the largest micro_batch_tokens that fits, also with gradient_checkpointing=true"
     )
@@ -298,7 +299,7 @@ def _show_timeline(prepared: Prepared) -> None:
         + "and responses of maximum length",
     )
     for line in format_chart(timeline, ranks, placement.rollout_devices):
-        print(line)
+        print_text(line)
     busy = [
         f"{format_devices(devices, ranks, placement.rollout_devices)} {fraction:.0%}"
         for devices, fraction in timeline.busy.items()
@@ -321,7 +322,7 @@ def _show_disk(prepared: Prepared) -> None:
         f"about {_format_size(one)} per checkpoint, at most {_format_size(most)}; {_format_size(free)} are free",
     )
     if most > free:
-        print(
+        print_text(
             f"warning: checkpoints need about {_format_size(most)} below output_dir={config.output_dir}, which has "
             f"{_format_size(free)}; lower checkpoint.keep, or use another output_dir"
         )
@@ -332,7 +333,7 @@ def _show_missing_weights(config: Config) -> None:
     for source in sorted(sources):
         folder = Path(source)
         if folder.is_dir() and not any(next(folder.glob(files), None) for files in WEIGHT_FILES):
-            print(f"warning: actor.model={source} has no .safetensors file; training needs one")
+            print_text(f"warning: actor.model={source} has no .safetensors file; training needs one")
 
 
 def _show_episodes(config: Config, specs: ModelSpecs) -> None:
@@ -428,7 +429,7 @@ def _print_labelled(label: str, text: str) -> None:
         text, PAGE_WIDTH - len(label), break_on_hyphens=False, drop_whitespace=False, replace_whitespace=False
     )
     for number, line in enumerate(lines):
-        print((label if number == 0 else " " * len(label)) + line)
+        print_text((label if number == 0 else " " * len(label)) + line)
 
 
 def _size_unit(size: float) -> tuple[str, int]:

@@ -158,11 +158,11 @@ class _Search:
 
     def _starts(self, trial: _Trial, base: Config) -> Iterator[Config]:
         """Shardings without and with recomputation, the configured one first and lower stages last."""
-        given = sharding_of(base)
-        others = [] if self._keeps_sharding else [kind for kind in SHARDINGS.values() if kind != given]
-        higher = [kind for kind in others if kind[0] >= given[0]]
+        configured = sharding_of(base)
+        others = [] if self._keeps_sharding else [kind for kind in SHARDINGS.values() if kind != configured]
+        higher = [kind for kind in others if kind[0] >= configured[0]]
         lower = [kind for kind in others if kind not in higher]
-        for kind in (given, *higher, *lower):
+        for kind in (configured, *higher, *lower):
             for servers in _server_settings(base):
                 config = set_sharding(servers, kind)
                 if trial.is_allowed(config):
@@ -278,9 +278,9 @@ def _server_settings(config: Config) -> Iterator[Config]:
     if not isinstance(rollout, VllmRolloutConfig):
         return
     devices = len(read_rollout_devices(config))
-    given = int(rollout.vllm.engine_args.get(TENSOR_PARALLEL) or 1)
+    size = int(rollout.vllm.engine_args.get(TENSOR_PARALLEL) or 1)
     for parts in SPLITS:
-        if parts > given and devices % (devices_per_server(rollout.vllm) // given * parts) == 0 < devices:
+        if parts > size and devices % (devices_per_server(rollout.vllm) // size * parts) == 0 < devices:
             arguments = {**rollout.vllm.engine_args, TENSOR_PARALLEL: parts}
             yield replace(config, rollout=replace(rollout, vllm=replace(rollout.vllm, engine_args=arguments)))
 
@@ -326,8 +326,8 @@ def _list_changes(old: Config, new: Config) -> Iterator[str]:
         if agent.rollout.max_new_tokens not in (limit, old.rollout.max_new_tokens):
             yield f"task.agents.{name}.rollout.max_new_tokens={limit}"
     if isinstance(old.rollout, VllmRolloutConfig) and isinstance(new.rollout, VllmRolloutConfig):
-        given, changed = (rollout.vllm.engine_args.get(TENSOR_PARALLEL) for rollout in (old.rollout, new.rollout))
-        yield from _format_change(f"++rollout.vllm.engine_args.{TENSOR_PARALLEL}", given, changed)
+        before, after = (rollout.vllm.engine_args.get(TENSOR_PARALLEL) for rollout in (old.rollout, new.rollout))
+        yield from _format_change(f"++rollout.vllm.engine_args.{TENSOR_PARALLEL}", before, after)
 
 
 def _format_change(key: str, old: object, new: object) -> Iterator[str]:

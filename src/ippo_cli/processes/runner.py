@@ -7,6 +7,9 @@ values itself, outside the sandbox. This is the only file of ours in the sandbox
 from __future__ import annotations
 
 import _thread
+import atexit
+import builtins
+import io
 import json
 import os
 import resource
@@ -18,6 +21,7 @@ if TYPE_CHECKING:  # importing typing takes a third of the startup time
     from typing import Any
 
 MAX_REPLY_BYTES = 2**16
+MAX_RANGE = 2**16  # length of a range in a reply: the tests may make a list of it
 MAX_INTEGER = 2**63  # larger ones are sent in hexadecimal: Python refuses decimals of more than 4300 digits
 LIMITS = {
     resource.RLIMIT_CPU: 5,
@@ -45,6 +49,10 @@ def encode_value(value: Any) -> Any:
         return {"complex": [value.real, value.imag]}
     if isinstance(value, bytes):
         return {"bytes": list(value)}
+    if isinstance(value, range):
+        return {"range": [hex(part) for part in (value.start, value.stop, value.step)]}
+    if type(value).__name__ == "Fraction":
+        return {"fraction": [hex(value.numerator), hex(value.denominator)]}
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
             return {kind.__name__: [encode_value(part) for part in value]}
@@ -52,7 +60,7 @@ def encode_value(value: Any) -> Any:
 
 
 def decode_value(value: Any) -> Any:
-    """Inverse of `encode_value`; returns only built-in types."""
+    """Inverse of `encode_value`; returns only built-in types and fractions."""
     if isinstance(value, list):
         return [decode_value(part) for part in value]
     if not isinstance(value, dict):
@@ -62,6 +70,15 @@ def decode_value(value: Any) -> Any:
         return {decode_value(key): decode_value(part) for key, part in parts}
     if kind == "int":
         return int(parts, 16)
+    if kind == "range":
+        numbers = range(*(int(part, 16) for part in parts))
+        if not numbers[MAX_RANGE:]:
+            return numbers
+        raise ValueError(f"a range is longer than {MAX_RANGE}")
+    if kind == "fraction":
+        from fractions import Fraction
+
+        return Fraction(*(int(part, 16) for part in parts))
     if kind == "complex":
         return complex(*parts)
     if kind == "bytes":
@@ -81,24 +98,111 @@ def exit_with_parent(parent: int) -> None:
     _thread.start_new_thread(watch, ())
 
 
+class PipeEnd:
+    """An end of a pipe with the methods of a socket that event loops call."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        os.set_blocking(number, False)
+
+    def fileno(self) -> int:
+        return self._number
+
+    def recv(self, size: int) -> bytes:
+        return os.read(self._number, size)
+
+    def send(self, data: bytes) -> int:
+        return os.write(self._number, data)
+
+    def close(self) -> None:
+        os.close(self._number)
+
+
+def use_pipes_in_event_loops() -> None:
+    """Let the event loops of asyncio wake up by a pipe; they open a pair of sockets, which the sandbox forbids."""
+    from asyncio.selector_events import BaseSelectorEventLoop
+
+    def make_pipe(loop: Any) -> None:
+        loop._ssock, loop._csock = map(PipeEnd, os.pipe())
+        loop._internal_fds += 1
+        loop._add_reader(loop._ssock.fileno(), loop._read_from_self)
+
+    BaseSelectorEventLoop._make_self_pipe = make_pipe  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def run_coroutine(coroutine: Any) -> Any:
-    """The result of a coroutine, in an event loop without the sockets that asyncio opens and the sandbox forbids."""
+    """The result of a coroutine."""
+    use_pipes_in_event_loops()
     import asyncio
-    import selectors
 
-    class Loop(asyncio.SelectorEventLoop):
-        def _make_self_pipe(self) -> None:
-            pass
+    return asyncio.run(coroutine)
 
-        def _close_self_pipe(self) -> None:
-            pass
 
-    loop = Loop(selectors.SelectSelector())
+def execute(program: str, namespace: dict[str, Any]) -> None:
+    """Execute a program with the names that Python's `site`, which the sandbox does not import, adds for scripts."""
+    builtins.exit = builtins.quit = sys.exit
+    if "asyncio" in program:  # its import takes longer than a short program
+        use_pipes_in_event_loops()
+    exec(compile(program, "program.py", "exec"), namespace)
+
+
+def load_program(program: str, entry_point: str, namespace: dict[str, Any]) -> Any:
+    """Execute the definitions of a program; returns its function.
+
+    There is no standard input: a program that reads it after the function's definition has loaded.
+    """
     try:
-        asyncio.set_event_loop(loop)
-        return loop.run_until_complete(coroutine)
-    finally:
-        loop.close()
+        execute(program, namespace)
+    except EOFError:
+        if entry_point not in namespace:
+            raise
+    return namespace[entry_point]
+
+
+class ProcessExit(SystemExit):
+    """`os._exit`: ends a script without the output that it has not flushed."""
+
+
+def exit_process(code: int) -> None:
+    """`os._exit` of a script."""
+    raise ProcessExit(code)
+
+
+def open_file(file: Any, *args: Any, **kwargs: Any) -> Any:
+    """`open` of a script, also for the names of standard input and output, which need `/proc`."""
+    number = {"/dev/stdin": 0, "/dev/stdout": 1}.get(str(file))
+    return _OPEN(file if number is None else os.dup(number), *args, **kwargs)
+
+
+_OPEN, _EXIT = open, os._exit
+
+
+def set_script_functions(opening: Any, exiting: Any) -> None:
+    """Set the functions that scripts call to open files and to end the process."""
+    builtins.open = io.open = opening
+    os._exit = exiting
+
+
+def run_to_exit(program: str, namespace: dict[str, Any]) -> None:
+    """Run a script, its threads and its functions for the exit, and flush its output."""
+    try:
+        try:
+            execute(program, namespace)
+        finally:
+            if "threading" in sys.modules:
+                threading = sys.modules["threading"]
+                for thread in threading.enumerate():
+                    if not thread.daemon and thread is not threading.current_thread():
+                        thread.join()
+            atexit._run_exitfuncs()
+    except ProcessExit as error:
+        if error.code not in (None, 0):
+            raise
+        return
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+    sys.stdout.flush()
 
 
 def run_script(program: str, text: str, folder: str) -> str:
@@ -114,16 +218,13 @@ def run_script(program: str, text: str, folder: str) -> str:
             os.dup2(file, number)
         sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
         module = sys.modules["__main__"] = type(sys)("__main__")
-        try:
-            exec(compile(program, "program.py", "exec"), vars(module))
-        except SystemExit as error:
-            if error.code not in (None, 0):
-                raise
-        sys.stdout.flush()
+        set_script_functions(open_file, exit_process)
+        run_to_exit(program, vars(module))
         os.lseek(numbers[1], 0, os.SEEK_SET)
         with open(numbers[1], closefd=False, errors="replace") as written:
             return written.read(MAX_REPLY_BYTES)
     finally:
+        set_script_functions(_OPEN, _EXIT)
         sys.stdin, sys.stdout = streams
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1):  # the program may have closed them
@@ -131,6 +232,14 @@ def run_script(program: str, text: str, folder: str) -> str:
         for number in (nothing, *numbers):
             if number > 1:
                 os.close(number)
+
+
+def error_name(kind: type[BaseException]) -> str:
+    """The name of an error's type, or of the built-in type, other than `Exception`, that it is a subclass of."""
+    for base in kind.__mro__:
+        if base.__module__ == "builtins" and base not in (Exception, BaseException, object):
+            return base.__name__
+    return kind.__name__
 
 
 def main() -> None:
@@ -162,8 +271,7 @@ def main() -> None:
         result: dict[str, Any] = {}
         try:
             if "program" in request:
-                exec(compile(request["program"], "program.py", "exec"), program)
-                function = program[request["entry_point"]]
+                function = load_program(request["program"], request["entry_point"], program)
             elif "script" in request:
                 result["value"] = run_script(request["script"], request["stdin"], folder)
             else:
@@ -171,7 +279,7 @@ def main() -> None:
                 value = function(*args, **kwargs)
                 result["value"] = encode_value(run_coroutine(value) if type(value).__name__ == "coroutine" else value)
         except BaseException as error:
-            result = {"error": type(error).__name__, "message": str(error)[:200]}
+            result = {"error": error_name(type(error)), "message": str(error)[:200]}
         send_reply({"nonce": request["nonce"], **result})
 
 

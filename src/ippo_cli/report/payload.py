@@ -93,7 +93,7 @@ def _run_data(run: RunRecord) -> dict[str, Any]:
         "iterations": state.get("iterations") or 0,
         "planned_iterations": run.config.get("num_iterations"),
         "seed": seed_of(run),
-        "task": (run.config.get("task") or {}).get("kind"),
+        "task": run.config_group("task").get("kind"),
         "agents": run.agents,
         "primary_metric": run.primary_metric,
         "evaluation": state.get("evaluation") or {},

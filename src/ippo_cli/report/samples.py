@@ -54,7 +54,7 @@ def _age(runs: Sequence[RunRecord], run: int, file: SampleFile) -> tuple[int, bo
 
 def _group_size(run: RunRecord) -> int:
     """Responses to one prompt in training, at least 2; 2 if unknown."""
-    size = (run.config.get("rollout") or {}).get("num_generations")
+    size = run.config_group("rollout").get("num_generations")
     return max(size, 2) if isinstance(size, int) else 2
 
 

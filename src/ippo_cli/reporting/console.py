@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from ippo_cli.config.commands import activation_command, shell_command
+from ippo_cli.config.escape import escape_lines
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.config.text import COLUMN_WIDTH, LINE_WIDTH, NAME_WIDTH, join_fitting, truncate_text
 from ippo_cli.engine import distributed
@@ -82,7 +83,7 @@ class Console:
     def print_line(self, text: str, style: str = "") -> None:
         """Print a line; the text is not parsed as markup."""
         if self._is_main:
-            self._out.print(Text(text, style=style))
+            self._out.print(Text(escape_lines(text), style=style))
             sys.stdout.flush()
             self._last_line_at = time.monotonic()
 

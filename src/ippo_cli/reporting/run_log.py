@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.config.errors import StorageError, convert_storage_errors, storage_error_message
+from ippo_cli.config.errors import ResumeError, StorageError, convert_storage_errors, storage_error_message
 from ippo_cli.config.schema import TrackerConfig
 from ippo_cli.config.secrets import redact_text
 from ippo_cli.engine import distributed
@@ -32,6 +32,7 @@ from ippo_cli.runs.history import (
 )
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.runs.records import RunRecord
+from ippo_cli.runs.run_files import read_state_file
 
 NO_SETTINGS: Mapping[str, Any] = {}
 
@@ -52,7 +53,7 @@ class RunState:
 def read_previous_state(folder: Path) -> RunState:
     """The state in `run.json` of a resumed run; the checkpoint overrides parts of it later."""
     try:
-        known = json.loads((folder / "run.json").read_text())
+        known = read_state_file(folder).value
         return RunState(
             known["state"],
             known["wall_seconds"],
@@ -61,7 +62,7 @@ def read_previous_state(folder: Path) -> RunState:
             warnings=known.get("warnings", {}),
             warning_iterations=known.get("warning_iterations", {}),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ResumeError, KeyError):
         return RunState()
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from ippo_cli.config.escape import escape_to_width
 from ippo_cli.config.text import LINE_WIDTH, shorten_name
-from ippo_cli.reporting.escape import escape_to_width
 
 FIRST_TURNS, LAST_TURNS = 5, 3  # turns of a long conversation to show
 ENDINGS = {

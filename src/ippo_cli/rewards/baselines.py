@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ippo_cli.config.schema import CreditAssignment
 from ippo_cli.formulas import score_to_go, telescope_credit, turn_credit
 
 
@@ -53,3 +54,7 @@ class TurnBaseline(Baseline):
 
     def scores_of_credit(self, credit: Tensor) -> Tensor:
         return telescope_credit(credit, gamma=self.gamma)
+
+
+CreditBaselines = dict[CreditAssignment, dict[str, Baseline]]
+"""By kind of credit, then by agent."""

@@ -116,7 +116,9 @@ class FunctionReward:
             async with free:
                 try:
                     return await self._await_with_timeout(self.function(*call[0], **call[1]))
-                except (Exception, SystemExit) as error:
+                except BaseException as error:
+                    if (task := asyncio.current_task()) is not None and task.cancelling():
+                        raise  # by this process, and not by the function
                     return as_failure(error)
                 finally:
                     progress.heartbeat()
@@ -165,7 +167,7 @@ class FunctionReward:
 def _call_function(function: Callable[..., Any], call: Call) -> Any:
     try:
         return function(*call[0], **call[1])
-    except (Exception, SystemExit) as error:  # a user's function may raise anything; counted as a failed row
+    except BaseException as error:  # a user's function may raise anything; counted as a failed row
         return as_failure(error)
     finally:
         progress.heartbeat()

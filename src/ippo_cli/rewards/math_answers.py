@@ -1,14 +1,12 @@
-r"""Reads answers that math-verify misreads: letters of choices, times of day, quantities with units, sets in braces.
+r"""Finds final answers, and reads those that math-verify misreads: letters of choices, words, sets in braces.
 
-It parses `(B) 12` as the product of b and 12, `6:30` as 1/5, `5 minutes` and `5 hours` as 5, and accepts the set
-`\{1,2\}` for the pair `(1,2)`.
+It parses `(B) 12` as the product of b and 12, `listen` as the product of its letters, and accepts the set `\{1,2\}` for
+the pair `(1,2)`.
 """
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
-from typing import NamedTuple
 
 _FONT = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|sf|it|tt)|mbox|boldsymbol|operatorname)\s*\{([^{}]*)\}"
@@ -16,56 +14,61 @@ _FONT = re.compile(
 _SPACING = re.compile(r"\\[,;:! ]|\\(?:quad|qquad|left|right|displaystyle)(?![A-Za-z])|\\[()\[\]]|\*\*|[~$]|\s+")
 _ANSWER = re.compile(r"(?:\b(?:answer|choice|option)\b|答案|选)\s*(?:is|was|为|是)?\s*[:\uff1a]?", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|[.!](?=\s|$)|。")
-_CHOICE = re.compile(r"\(?([A-J])\)?[.:]?")
-_CHOSEN = re.compile(
-    r"(?:(?:option|choice)\s*)?(?:\(([A-J])\).*|([A-J])(?:\s*[.:),;].*|\s+(?:because|since|as|is|which|with)\b.*)?)",
-    re.DOTALL,
+_SEPARATOR = r"\s*(?:[.,;:/|&、\u548c\u6216]|\band\b|\bor\b)+\s*(?:and\s+|or\s+)?"
+_LETTER = r"\(?[A-J]\)?(?![A-Za-z0-9'])"
+_CHOICES = re.compile(rf"{_LETTER}(?:\s*(?:[,;&、]|and\b|or\b)\s*(?:and\s+|or\s+)?{_LETTER})*[.:]?")
+_FIRST_CHOICE = re.compile(r"(?i:(?:option|choice)\s*)?(?:\(([A-Ja-j])\)|([A-J])(?![A-Za-z0-9'])|([a-j])$)")
+_NEXT_CHOICE = re.compile(
+    rf"(?:{_SEPARATOR}|\s*(?=\())(?i:(?:option|choice)\s*)?"
+    r"(?:\(([A-J])\)|([A-J])(?=\s*(?:$|[.,;:)/&|]|or\b|and\b)))"
 )
-_MERIDIEM = r"\s*([ap])\.?\s?m\b\.?"
-_TIME = re.compile(
-    rf"(?<![\d:.])([0-9]{{1,2}})(?::([0-5][0-9]){_MERIDIEM}|{_MERIDIEM}|:([0-5][0-9])(?![\d:]))", re.IGNORECASE
+_EXPLANATION = re.compile(r"$|\s*[.:),;]|\s+(?:because|since|as|is|which|with)\b")
+_ALTERNATIVE = re.compile(r"(?:\bor|\band|[,;/])\s*(?:option\s*|choice\s*)?\(([A-J])\)")
+_REASON = re.compile(r"\b(?:because|since|as|is|are|was|were|which|with|not|while|but)\b")
+_JOINT = re.compile(r"[\s$,;]*(?:\\text\s*\{\s*)?(?:\b(?:and|or)\b)?(?:\s*\})?[\s$,;]*", re.IGNORECASE)
+_FIGURE = re.compile(
+    r"\\(?:triangle|angle|overline|overrightarrow|bigtriangleup|square|odot)(?![A-Za-z])\s*\{?([A-Z]+)\}?"
 )
-_UNITS = {  # names and the scale of each unit, by dimension
-    "time": "ms 1/1000; s sec second 1; min minute 60; h hr hour 3600; day 86400; week 604800",
-    "length": "mm millimeter millimetre 1/1000; cm centimeter centimetre 1/100; m meter metre 1;"
-    "km kilometer kilometre 1000; in inch 127/5000; ft foot feet 381/1250; yd yard 1143/1250; mi mile 201168/125",
-    "mass": "mg milligram 1/1000; g gram 1; kg kilogram 1000; oz ounce 45359237/1600000; lb pound 45359237/100000",
-    "volume": "ml milliliter millilitre 1/1000; l liter litre 1",
-    "money": "cent 1/100; dollar 1",
-}
+_WORDS = re.compile(r"[^\W\d_]+(?:[ '-][^\W\d_]+)*")
+_FUNCTION = re.compile(r"\b(?:(?:arc)?(?:sin|cos|tan|sec|csc|cot)h?|sqrt|infty|frac)\b")
+_SHORT_WORDS = frozenset({"yes", "no"})
+_ARTICLE = re.compile(r"^(?:the|an?)\s+", re.IGNORECASE)
 
 
-class Unit(NamedTuple):
-    """A unit: its dimension, such as length^2, and its size in the base unit of the dimension."""
-
-    dimension: str
-    size: Fraction
+def remove_thoughts(text: str) -> str:
+    """The text after the last thought; an unfinished thought has no text after it."""
+    return re.split("<think(?:ing)?>", re.split("</think(?:ing)?>", text)[-1], maxsplit=1)[0]
 
 
-def _read_units() -> dict[str, Unit]:
-    table = {}
-    for dimension, rows in _UNITS.items():
-        for *names, size in (row.split() for row in rows.split(";")):
-            table |= {name: Unit(dimension, Fraction(size)) for name in names}
-            table |= {f"{name}s": table[name] for name in names if len(name) > 1}
-    return table | {"inches": table["inch"]}
+def find_boxes(text: str) -> list[str]:
+    r"""The contents of the last `\boxed{}`, and of those before it that only `and`, `or` or a comma separates."""
+    group: list[str] = []
+    begin = -1
+    for start in reversed(list(re.finditer(r"\\boxed\s*\{", text))):
+        end = _closing_brace(text, start.end() - 1)
+        if end < 0:
+            continue
+        if group and not (end < begin and _JOINT.fullmatch(text, end + 1, begin)):
+            break
+        group.insert(0, re.sub(r"(?<=[^\s.])\s*[.。]$", "", text[start.end() : end].strip()))
+        begin = start.start()
+    return list(dict.fromkeys(group))
 
 
-UNITS = _read_units()
-_UNIT = re.compile(
-    rf"(?<![A-Za-z\\])({'|'.join(sorted(UNITS, key=len, reverse=True))})(?![A-Za-z])\.?\s*(?:\^\s*\{{?([23])\}}?)?",
-    re.IGNORECASE,
-)
+def _closing_brace(text: str, place: int) -> int:
+    """The place of the brace that closes the one at `place`; -1 if none does."""
+    depth = 0
+    for end in range(place, len(text)):
+        depth += (text[end] == "{") - (text[end] == "}")
+        if depth == 0:
+            return end
+    return -1
 
 
 def find_final_answer(text: str) -> str:
-    r"""The content of the last `\boxed{}`, else the sentence after the last "answer is"; empty if there is neither."""
-    start = text.rfind(r"\boxed{")
-    depth = 0
-    for place in range(start + 6, len(text)) if start >= 0 else ():
-        depth += (text[place] == "{") - (text[place] == "}")
-        if depth == 0:
-            return text[start + 7 : place]
+    r"""The contents of the last `\boxed{}`, else the sentence after the last "answer is"; empty if there is neither."""
+    if boxes := find_boxes(text):
+        return ", ".join(boxes)
     found = list(_ANSWER.finditer(text))
     return _SENTENCE_END.split(text[found[-1].end() :], maxsplit=1)[0].strip() if found else ""
 
@@ -78,24 +81,62 @@ def strip_markup(answer: str) -> str:
 
 
 def compare_choices(reference: str, answer: str) -> bool | None:
-    """Whether the answer names the choice of the reference; None if one of them is no choice. Both without markup."""
-    wanted, chosen = _CHOICE.fullmatch(reference), _CHOSEN.fullmatch(answer)
-    return None if wanted is None or chosen is None else wanted[1] == (chosen[1] or chosen[2])
+    """Whether the answer names the choices of the reference, and no others; None if one of them has no choice.
 
-
-def compare_times(reference: str, answer: str) -> bool | None:
-    """Whether the answer's time of day is the reference's; None if the reference has no `a.m.` or `p.m.`, or the answer
-    no time. Both without markup; an answer with text around it is read at its last time."""
-    wanted, found = _TIME.fullmatch(reference), list(_TIME.finditer(answer))
-    if wanted is None or not (wanted[3] or wanted[4]) or not found:
+    Both without markup. A reference such as `AC` may also be a name of points: the same letters are right.
+    """
+    reference, answer = (re.sub(r"^\\?\{\s*(.*?)\s*\\?\}$", r"\1", text) for text in (reference, answer))
+    if _CHOICES.fullmatch(reference):
+        wanted = set(re.findall(r"[A-J](?![A-Za-z])", reference))
+    elif re.fullmatch("[A-J]{2,}", reference) and sorted(set(reference)) == list(reference):
+        wanted = set(reference)
+    else:
         return None
-    return _minutes_of_day(wanted) == _minutes_of_day(found[-1])
+    if len(wanted) > 1 and re.fullmatch("[A-J]{2,}", answer):
+        return answer == "".join(sorted(wanted))
+    chosen = _read_choices(answer)
+    if chosen is None:
+        return False if _CHOICES.fullmatch(reference) and set(re.findall(r"\b[A-J]\b", answer)) - wanted else None
+    return chosen == wanted
 
 
-def _minutes_of_day(time: re.Match[str]) -> int:
-    half = (time[3] or time[4] or "").lower()
-    hour = int(time[1]) % 12 + 12 * (half == "p") if half else int(time[1])
-    return 60 * hour + int(time[2] or time[5] or 0)
+def _read_choices(answer: str) -> set[str] | None:
+    """The letters at the beginning of an answer, before any explanation."""
+    first = _FIRST_CHOICE.match(answer)
+    if first is None:
+        return None
+    chosen = {(first[1] or first[2] or first[3]).upper()}
+    place = first.end()
+    while found := _NEXT_CHOICE.match(answer, place):
+        chosen.add(found[1] or found[2])
+        place = found.end()
+    if first[1] is None and not _EXPLANATION.match(answer, place):
+        return None
+    return chosen | set(_ALTERNATIVE.findall(_REASON.split(answer[place:], maxsplit=1)[0]))
+
+
+def compare_words(reference: str, answer: str, *, is_text: bool) -> bool | None:
+    r"""Whether the answer is the words of the reference, in any case; None if the reference is no words, such as `xy`.
+
+    Both without markup, except that `\triangle ABC` is also the name of points `ABC`. `is_text`: the reference is in
+    `\text{}`, so that short ones are words as well.
+    """
+    reference, answer = (_FIGURE.sub(r"\1", text).strip(" .!,") for text in (reference, answer))
+    if not _WORDS.fullmatch(reference) or _FUNCTION.search(reference) or not (is_text or _has_word(reference)):
+        return None
+    reference, answer = (_ARTICLE.sub("", text) for text in (reference, answer))
+    if reference.isupper() and len(reference) < 4:
+        return answer == reference
+    pattern = rf"{re.escape(reference)}(?:\s*,?\s*(?:because|since|as|which|with)\b.*)?"
+    return re.fullmatch(pattern, answer, re.IGNORECASE | re.DOTALL) is not None
+
+
+def _has_word(text: str) -> bool:
+    """Whether a text has a word, not only factors such as `xy` and `abc`."""
+    words = re.split(r"[ '-]", text)
+    return any(
+        len(word) > 3 or word.lower() in _SHORT_WORDS or (word[:1].isupper() and len(word) > 1) for word in words
+    )
 
 
 def is_set(answer: str) -> bool:
@@ -108,23 +149,6 @@ def is_tuple(answer: str) -> bool:
     return answer.startswith(("(", "[")) and answer.endswith((")", "]")) and "," in answer
 
 
-def split_unit(answer: str) -> tuple[str, Unit | None]:
-    """An answer without markup as its text before the unit, and the unit; None without a known unit at its end."""
-    for found in _UNIT.finditer(answer):
-        if re.fullmatch(r"[\s.]*", answer[found.end() :]) and re.search(r"[0-9)}\s]$", answer[: found.start()]):
-            unit = UNITS[found[1].lower()]
-            power = int(found[2] or 1)
-            dimension = unit.dimension if power == 1 else f"{unit.dimension}^{power}"
-            return answer[: found.start()].strip(), Unit(dimension, unit.size**power)
-    return answer, None
-
-
-def find_unit_after(text: str, value: str) -> Unit | None:
-    """The unit directly after the last occurrence of a value in a text without markup; None if there is none."""
-    place = text.rfind(value)
-    found = (
-        _UNIT.match(text, place + len(value) + (text[place + len(value) :][:1] == " "))
-        if value and place >= 0
-        else None
-    )
-    return None if found is None else split_unit(f"1 {found[0]}")[1]
+def is_list(answer: str) -> bool:
+    """Whether an answer without markup is a list without brackets and equations, such as `1, 2`."""
+    return "," in answer and not re.search(r"[()\[\]{}=<>]|\\(?:le|ge|leq|geq|ne|in|cup|cap)(?![A-Za-z])", answer)

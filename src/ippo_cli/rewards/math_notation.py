@@ -14,6 +14,8 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
+from ippo_cli.rewards.chinese_numbers import rewrite_chinese_numbers
+
 BASES = {
     "two": "2",
     "three": "3",
@@ -65,7 +67,14 @@ _SIGNS = {
     "\uff1a": ": ",
     "\uff08": "(",
     "\uff09": ")",
+    "\u066b": ".",
+    "\u066c": ",",
+    "∅": r"\emptyset ",
+    "△": r"\triangle ",
+    "∠": r"\angle ",
 }
+_PREFIXED = re.compile(r"(?<![\w.])0(?:[xX][0-9A-Fa-f]+|[bB][01]+|[oO][0-7]+)(?![\w.])")
+_TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)")
 _ROOT = re.compile(r"([√∛∜])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
 _ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
 _POWER = re.compile(r"[⁺⁻⁰¹²³⁴-⁹]+")
@@ -81,8 +90,10 @@ _UNIT = re.compile(r"\$?[0-9][0-9.,/]*\s+[A-Za-z]{3,}(?:\s+[A-Za-z]+)*\.?\$?")
 def rewrite_notation(text: str) -> str:
     """Rewrite the notations of a text without changing its meaning."""
     if not text.isascii():
-        text = _rewrite_unicode(text)
-    text = re.sub(r"</?answer>", " ", text)
+        text = _rewrite_unicode(rewrite_chinese_numbers(text))
+    text = re.sub(r"</?answer>|~", " ", text).replace(r"\varnothing", r"\emptyset")
+    text = _PREFIXED.sub(lambda found: str(int(found[0], 0)), text)
+    text = _TIMES_TEN.sub(r" \\times ", text)
     text = _BASE.sub(_rewrite_base, text)
     text = _RECURRING.sub(_to_fraction, text)
     text = _SCIENTIFIC.sub(_expand_scientific, text)

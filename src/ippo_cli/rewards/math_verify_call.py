@@ -8,25 +8,45 @@ misparses, `math_answers.py` reads answers that are no expressions.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
 from math_verify import parse, verify  # pyright: ignore[reportMissingImports]
-from sympy import Basic, Eq, FiniteSet, Float, Mul, Rational, UnevaluatedExpr  # pyright: ignore
+from sympy import (  # pyright: ignore[reportMissingImports]
+    And,
+    Basic,
+    Eq,
+    Expr,
+    FiniteSet,
+    Float,
+    I,
+    Interval,
+    Mul,
+    Or,
+    Rational,
+    UnevaluatedExpr,
+    Union,
+)
+from sympy.core.relational import Relational  # pyright: ignore[reportMissingImports]
 
 from ippo_cli.rewards.math_answers import (
     compare_choices,
-    compare_times,
+    compare_words,
+    find_boxes,
     find_final_answer,
-    find_unit_after,
+    is_list,
     is_set,
     is_tuple,
-    split_unit,
+    remove_thoughts,
     strip_markup,
 )
 from ippo_cli.rewards.math_notation import has_unknown_unit, mark_mathematics, rewrite_notation
+from ippo_cli.rewards.math_quantities import Quantity, find_quantity_after, read_quantity
+from ippo_cli.rewards.math_times import compare_times
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # suppresses its warning that time limits are off
 
@@ -35,6 +55,7 @@ EXACT_TOLERANCE = 1e-30  # relative tolerance for exact numbers
 ROUNDED_TOLERANCE = 1e-3  # relative tolerance if a number has decimals, in addition to math-verify's six decimals
 MAX_BARE_CHOICE = 20  # characters of a response that is only the letter of a choice
 _NUMERAL_WITH_BASE = re.compile(r"([0-9A-Za-z]+)_\{?(?:\\text\{)?([0-9]+)\}*")
+_ALTERNATIVES = re.compile(r"\s*\$?-?[0-9][0-9./]*\$?(?:\s+or\s+\$?-?[0-9][0-9./]*\$?)+[\s.]*")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$")
 _SPACING = re.compile(r"\\[!,;: ]|\\(?:dollar|quad)\b")
 
@@ -48,22 +69,41 @@ class ParsedAnswer(NamedTuple):
 
 
 def compare(reference: str, text: str) -> dict[str, float]:
-    """Whether the text has an answer (`found`), and whether the answer equals the reference (`right`)."""
-    text = rewrite_notation(text)
+    """Whether the text has an answer (`found`), and whether the answer equals the reference (`right`).
+
+    Thoughts are not read. If the text has boxes, only the last ones are read.
+    """
+    text = rewrite_notation(remove_thoughts(text))
+    if boxes := find_boxes(text):
+        text = " and ".join(rf"\boxed{{{content}}}" for content in boxes)
+    elif _ALTERNATIVES.fullmatch(final := find_final_answer(text)):  # math-verify reads only the first
+        text = rf"\boxed{{{final.replace('or', ',').replace('$', '')}}}"
     right = _compare_special(reference, text)
+    if right or (right is not None and find_final_answer(text)):
+        return {"found": 1.0, "right": float(right)}
+    answer = _parse_response(mark_mathematics(text))
     if right is None:
-        wanted, answer = parse_reference(reference), _parse_response(mark_mathematics(text))
+        wanted = parse_reference(reference)
         right = bool(answer.values) and _is_equal_quantity(reference, wanted, text, answer)
-        return {"found": float(bool(answer.values)), "right": float(right)}
-    return {"found": 1.0, "right": float(right)}
+    return {"found": float(bool(answer.values)), "right": float(right)}
 
 
 def _compare_special(reference: str, text: str) -> bool | None:
-    """Compare choices and times of day; None for other answers."""
+    """Compare choices, words, times, dates, ranges and ratios; None for other answers, and without an answer."""
     wanted, final = strip_markup(_last_part(reference)), find_final_answer(text)
-    bare = text if len(text) <= MAX_BARE_CHOICE else ""
-    right = compare_choices(wanted, strip_markup(final or bare))
-    return compare_times(wanted, strip_markup(final or text)) if right is None else right
+    bare = text.strip() if len(text) <= MAX_BARE_CHOICE else ""
+    answer = strip_markup(final or bare).rstrip(".")
+    if not answer:
+        return compare_times(wanted, strip_markup(text)) if text.strip() else None
+    is_text = strip_markup(re.sub(r"\\text\s*\{[^{}]*\}", "", _last_part(reference))) == ""
+    for right in (
+        compare_choices(wanted, answer),
+        compare_words(wanted, answer, is_text=is_text),
+        compare_times(wanted, answer),
+    ):
+        if right is not None:
+            return right
+    return None
 
 
 def _last_part(reference: str) -> str:
@@ -75,21 +115,48 @@ def _is_equal_quantity(reference: str, wanted: ParsedAnswer, text: str, answer: 
     brackets = strip_markup(wanted.text), strip_markup(answer.text)
     if any(is_set(one) and is_tuple(other) for one, other in (brackets, brackets[::-1])):
         return False
-    wanted_value, wanted_unit = split_unit(strip_markup(_last_part(reference)))
-    final, answer_unit = split_unit(strip_markup(find_final_answer(text)))
-    if answer_unit is None and not final:
-        answer_unit = find_unit_after(strip_markup(text), brackets[1])
-        final = brackets[1]
-    if wanted_unit is None or answer_unit is None or wanted_unit == answer_unit:
+    if is_tuple(brackets[0]) and is_list(brackets[1]):
+        answer = _parse_value(f"({brackets[1]})") or answer
+    elif is_tuple(brackets[1]) and is_list(brackets[0]):
+        wanted = _parse_value(f"({brackets[0]})") or wanted
+    final = find_final_answer(text)
+    first = read_quantity(_last_part(reference))
+    second = read_quantity(final) if final else find_quantity_after(text, brackets[1])
+    if first is None or second is None:
+        known = [one for one in (first, second) if one is not None and one.units and not one.may_be_variable]
+        if second is not None and second in known and not _has_unit(second, "percent"):
+            answer = _parse_value(second.value) or answer
         return _is_equal(wanted, answer)
-    if wanted_unit.dimension != answer_unit.dimension:
+    if not first.units or not second.units:
+        return not (first.units or second.units or first.nouns.isdisjoint(second.nouns)) and _is_equal(wanted, answer)
+    return _is_equal_in_units(first, second, wanted, answer)
+
+
+def _is_equal_in_units(first: Quantity, second: Quantity, wanted: ParsedAnswer, answer: ParsedAnswer) -> bool:
+    """Equality of two quantities in some common meaning of their units."""
+    if _has_unit(first, "percent") and _has_unit(second, "percent"):
+        return _is_equal(wanted, answer)
+    values = [value for quantity in (first, second) if (value := _parse_value(quantity.value)) is not None]
+    if len(values) < 2 or not all(isinstance(value.values[0], Basic) for value in values):
         return False
-    values = [parse(f"${value}$", parsing_timeout=0)[:1] for value in (wanted_value, final)]
-    if not all(value and isinstance(value[0], Basic) for value in values):
-        return False
-    sizes = [Rational(unit.size.numerator, unit.size.denominator) for unit in (wanted_unit, answer_unit)]
-    first, second = (_right_side(value[0]) * size for value, size in zip(values, sizes, strict=True))
-    return _verify([first, str(first)], [second, str(second)])
+    for unit, other in itertools.product(first.units, second.units):
+        if unit.dimension != other.dimension:
+            continue
+        if unit.size == other.size:
+            return _is_equal(values[0], values[1])
+        sizes = [Rational(one.size.numerator, one.size.denominator) for one in (unit, other)]
+        a, b = (_right_side(value.values[0]) * size for value, size in zip(values, sizes, strict=True))
+        return _verify([a, str(a)], [b, str(b)])
+    return False
+
+
+def _has_unit(quantity: Quantity, dimension: str) -> bool:
+    return any(unit.dimension == dimension for unit in quantity.units)
+
+
+def _parse_value(value: str) -> ParsedAnswer | None:
+    values = parse(f"${value}$", parsing_timeout=0)
+    return ParsedAnswer(values, value, False) if values else None
 
 
 @cache
@@ -98,14 +165,15 @@ def parse_reference(text: str) -> ParsedAnswer:
 
     Raises `ValueError` if math-verify cannot parse it.
     """
-    answer = _without_currency(_last_part(text))
+    answer = _last_part(text)
+    quantity = read_quantity(answer)
+    if quantity and quantity.units and not quantity.may_be_variable and not _has_unit(quantity, "percent"):
+        answer = quantity.value
+    answer = re.sub(r"(?<=[^\s.])\s*\.$", "", _without_currency(answer))
     marked = any(mark in answer for mark in ("$", r"\boxed", r"\(", r"\["))
     if marked:
         found = _parse_response(answer)
     else:
-        value, unit = split_unit(strip_markup(answer))
-        if unit and len(answer) - len(value) > 2:  # a single letter may be a variable
-            answer = value
         percent = _PERCENT.search(answer)
         plain = answer[: percent.start()] if percent else answer
         # Without `$`, math-verify parses `2\sqrt{2}` as 2.
@@ -169,9 +237,35 @@ def _is_equal(wanted: ParsedAnswer, answer: ParsedAnswer) -> bool:
 
 
 def _verify(wanted: list[Any], answer: list[Any]) -> bool:
+    wanted, answer = _write_imaginary_unit(*_write_intervals(wanted, answer))
     if not verify(wanted, answer, timeout_seconds=0):
         return False
     return not _values_differ(wanted[0], answer[0])
+
+
+def _write_intervals(wanted: list[Any], answer: list[Any]) -> tuple[list[Any], list[Any]]:
+    """An inequality as its set of solutions, if the other value is a set of numbers such as an interval."""
+    kinds = (Relational, And, Or)
+    pair = [wanted, answer]
+    for place, other in ((0, 1), (1, 0)):
+        value, beside = pair[place][0], pair[other][0]
+        if isinstance(value, kinds) and isinstance(beside, Interval | Union) and len(value.free_symbols) == 1:
+            with suppress(NotImplementedError, ValueError, TypeError):
+                solutions = value.as_set()
+                pair[place] = [solutions, str(solutions)]
+    return pair[0], pair[1]
+
+
+def _write_imaginary_unit(wanted: list[Any], answer: list[Any]) -> tuple[list[Any], list[Any]]:
+    r"""Two values with `i` as the imaginary unit, if one is a number of `i` and the other of `\sqrt{-1}` or real."""
+    values = wanted[0], answer[0]
+    if not all(isinstance(value, Expr) for value in values) or values[0].free_symbols == values[1].free_symbols:
+        return wanted, answer
+    symbols = values[0].free_symbols | values[1].free_symbols
+    if {symbol.name for symbol in symbols} != {"i"}:
+        return wanted, answer
+    first, second = (value.subs(dict.fromkeys(symbols, I)).doit() for value in values)
+    return [first, str(first)], [second, str(second)]
 
 
 def _base_and_digits(text: str) -> tuple[int, str] | None:

@@ -1,8 +1,9 @@
 r"""Reads numbers in texts, of responses and of references by one rule.
 
 A number has an optional sign, an optional currency sign, digits, decimals after a point, and commas only between
-thousands (or lakhs, as in `12,34,567`). Digits that belong to a larger expression have no value: `1,2,3`, `3,5`, `3/4`,
-`10:30`, `2-5`, `10^6`, `1e3`, `1 024`, `1.024,50`, `2\pi`, `\frac34`. A reader could only guess it.
+thousands (or lakhs, as in `12,34,567`). A word such as `million` after it is a factor. Digits that belong to a larger
+expression have no value: `1,2,3`, `3,5`, `3/4`, `10:30`, `2-5`, `10^6`, `1e3`, `1 024`, `1.024,50`, `2\pi`, `\frac34`,
+`5>4`, `0b101`, `5k`. A reader could only guess it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ NUMBER = rf"(?:{_CURRENCY}?(?<![0-9])[{_MINUS}])?{_CURRENCY}?(?:[0-9][0-9,]*(?:\
 """A number as a regular expression; its commas are not checked. The minus in `5-3` is not a sign."""
 
 _WHOLE_PART = re.compile(r"[0-9]*|[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3}")
-_OPERATORS = rf"\*\*|[{_MINUS}/*+^x\u00d7·⋅÷\u2013]"
+_OPERATORS = rf"\*\*|[{_MINUS}/*+^x\u00d7·⋅÷\u2013<>≤≥≠]"
 _NEXT = rf"[{_MINUS}+]?{_CURRENCY}?\.?(?=[0-9])"  # the beginning of an operand
 _MORE = rf"""
     [0-9] | [.,:_'\u2019]+(?=[0-9])
     | (?:{_OPERATORS}) \{{? {_NEXT} | [eE][{_MINUS}+]?(?=[0-9])
     | {_SPACE}*\\(?:times|cdot|div){_SPACE}*(?=[0-9])
+    | (?<=(?<![0-9.,])0)[bBoOxX][0-9A-Fa-f]+ | [kKM](?![^\W_])
     | {_SPACE}+ (?:(?:{_OPERATORS}|:) {_SPACE}+ {_NEXT} | (?=[0-9]))
 """
 _FACTOR = (
@@ -30,11 +32,12 @@ _FACTOR = (
 )
 _GROUP = r"(?:\{[^{}]*\}|[0-9])"
 _FRACTION = rf"\\[dtc]?frac\s*{_GROUP}\s*{_GROUP} | \\sqrt\s*(?:\[[^\[\]]*\])?\s*{_GROUP} | √\s*[0-9.]+ | [½⅓⅔¼¾⅕⅛]"
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}  # powers of ten
 _TOKEN = re.compile(
     rf"""
     (?P<index> (?<=[^\W0-9]) [\^_] \{{? [{_MINUS}]? [0-9]+ )  # m^2 or x_1: neither a number nor a part of one
-    | (?P<number> (?:{_CURRENCY}?(?<![0-9])[{_MINUS}])? {_CURRENCY}? \.?[0-9]
-        (?:{_MORE})* (?P<after> (?={_FACTOR}))? )
+    | (?P<number> (?:{_CURRENCY}?(?<![0-9])[{_MINUS}])? {_CURRENCY}? (?:(?<!\.)\.)?[0-9]
+        (?:{_MORE})* (?P<after> (?={_FACTOR}))? ) (?:{_SPACE}+ (?P<scale> {"|".join(_SCALES)})\b)?
     | (?P<expression> {_FRACTION} )
     """,
     re.VERBOSE,
@@ -79,4 +82,7 @@ def parse_single_number(text: str) -> Decimal | None:
 
 
 def _parse_token(found: re.Match[str]) -> Decimal | None:
-    return None if found["number"] is None or found["after"] is not None else parse_number(found["number"])
+    if found["number"] is None or found["after"] is not None:
+        return None
+    number = parse_number(found["number"])
+    return number if number is None or found["scale"] is None else Decimal(f"{number:f}E{_SCALES[found['scale']]}")

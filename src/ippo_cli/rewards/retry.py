@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ippo_cli.config.errors import IppoError
+from ippo_cli.config.errors import raise_interruption
 from ippo_cli.rewards.contract import LengthError, Numbers, Reward, select_rows
 from ippo_cli.rewards.episodes import num_steps
 from ippo_cli.types import Episode
@@ -62,7 +62,7 @@ class RewardRetry:
     def _attempt(self, rows: list[int]) -> Exception | None:
         try:
             answer = self.call(rows)
-        except (Exception, SystemExit) as error:  # a user's function may raise anything; counted as a failed row
+        except BaseException as error:  # a user's function may raise anything; counted as a failed row
             return as_failure(error)
         self._record_answer(rows, answer)
         return None
@@ -86,7 +86,7 @@ class RewardRetry:
             try:
                 answer = self.call(rows)
                 failures = answer.failures
-            except (Exception, SystemExit) as raised:
+            except BaseException as raised:
                 failures = dict.fromkeys(range(len(rows)), as_failure(raised))
         self.parts.append((rows, answer))
 
@@ -163,9 +163,11 @@ def _component_parts(parts: Sequence[tuple[list[int], Reward]], name: str) -> li
 
 
 def as_failure(error: BaseException) -> Exception:
-    """The exception to count as a failed reward; raises `IppoError`s and interrupts."""
+    """The exception to count as a failed reward or episode; raises `IppoError`s and interruptions."""
+    raise_interruption(error)
     if isinstance(error, SystemExit):  # must not end the run with a success status
         return RuntimeError(f"user code called exit({error.code})").with_traceback(error.__traceback__)
-    if isinstance(error, IppoError) or not isinstance(error, Exception):
-        raise error
-    return error
+    if isinstance(error, Exception):
+        return error
+    # Such as asyncio's `CancelledError`: it must not end the run either.
+    return RuntimeError(f"user code raised {type(error).__name__}: {error}").with_traceback(error.__traceback__)

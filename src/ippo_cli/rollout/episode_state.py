@@ -191,7 +191,7 @@ class EpisodeState:
         self.is_busy = True
         try:
             work()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             # A configuration error is raised: every episode would fail by it.
             self.fail(as_failure(error))
         finally:

@@ -15,6 +15,7 @@ from ippo_cli.config.errors import StorageError
 from ippo_cli.engine import progress
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import MANIFEST, VISIBILITY_TIMEOUT_S, list_checkpoints, write_atomically
+from ippo_cli.runs.output import print_text
 
 FileManifest = dict[str, dict[str, Any]]
 """`bytes` and `sha256` by file name relative to the checkpoint."""
@@ -41,7 +42,7 @@ def newest_intact_checkpoint(folder: Path) -> Path | None:
 
 def warn_damaged_checkpoint(path: Path, damage: str) -> None:
     """Print a warning that a damaged checkpoint is not used."""
-    print(f"warning: {path} is damaged ({damage}); falling back to an older checkpoint", flush=True)
+    print_text(f"warning: {path} is damaged ({damage}); falling back to an older checkpoint")
 
 
 def find_damage(path: Path, part: int = 0, parts: int = 1) -> str | None:

@@ -18,10 +18,13 @@ from typing import IO, Any
 
 from ippo_cli.config.commands import shell_command
 from ippo_cli.config.errors import ResumeError, StorageError, convert_storage_errors
+from ippo_cli.config.escape import escape_text
 from ippo_cli.config.schema import Config
 from ippo_cli.config.secrets import mask_secrets, redact_text
 from ippo_cli.engine.launchers import job_id
 from ippo_cli.runs.metric_names import present_metric_name
+from ippo_cli.runs.output import print_text
+from ippo_cli.runs.run_files import read_metric_row, read_state_file
 
 PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "datasets", "tokenizers")
 
@@ -36,14 +39,19 @@ VISIBILITY_TIMEOUT_S = 15.0  # how long a file system may take to show one rank 
 CHECKPOINT_NAME = re.compile(r"step_\d+")
 
 
-def display_path(path: Path) -> str:
-    """A path relative to the working directory if it is below it, else absolute."""
+def relative_path(path: Path) -> str:
+    """A path relative to the working directory if it is below it, else absolute; for commands and JSON."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def display_path(path: Path) -> str:
+    """The same for messages: control characters and newlines of names are escaped."""
+    return escape_text(relative_path(path))
 
 
 def resume_command(folder: Path, *more: str | tuple[str, str], sweep: bool = False) -> str:
     """The command that resumes a run, or a sweep, from the current working directory."""
-    return shell_command("ippo-train", *(["-m"] if sweep else []), ("resume", display_path(folder)), *more)
+    return shell_command("ippo-train", *(["-m"] if sweep else []), ("resume", relative_path(folder)), *more)
 
 
 def reserve_folder(root: Path) -> Path:
@@ -93,7 +101,7 @@ def overwrite_in_place(path: Path, text: str) -> None:
 def print_warning(text: str) -> None:
     """Print a `warning:` line; ignores OSError, because the output may go to a full disk."""
     with suppress(OSError):
-        print(f"warning: {text}", flush=True)
+        print_text(f"warning: {escape_text(text)}")
 
 
 def write_start_files(
@@ -202,11 +210,8 @@ def run_folders(root: Path) -> list[Path]:
 
 
 def read_run_state(folder: Path) -> str:
-    """`state` of a run's `run.json`."""
-    try:
-        return str(json.loads((folder / "run.json").read_text())["state"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ResumeError(f"{folder} is not a run's folder: run.json cannot be read ({error})") from error
+    """`state` of a run's `run.json`. Raises `ResumeError`."""
+    return read_state_file(folder).value["state"]
 
 
 def check_metrics(checkpoint: Path) -> None:
@@ -231,22 +236,20 @@ def metric_rows(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             end += len(line)
-            try:
-                row = json.loads(line)
-                float(row["iteration"])  # raises if it is not a row of metrics
-            except (ValueError, KeyError, TypeError):
+            row = read_metric_row(line)
+            if row is None:
                 raise ResumeError(
                     f"{file}, line {number}: not a row of metrics; fix or delete that line, or move the file away: "
                     "training does not depend on it"
-                ) from None
+                )
             yield {present_metric_name(name): value for name, value in row.items()}, end
 
 
 def mark_run_failed(folder: Path, error: str) -> None:
     """Set the state in `run.json` to failed, if rank 0 was killed before it could."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ResumeError):
         error = redact_text(error)
-        known = json.loads((folder / "run.json").read_text())
+        known = read_state_file(folder).value
         write_atomically(folder / "run.json", json.dumps(known | {"state": "failed", "error": error}, indent=1) + "\n")
 
 
@@ -283,7 +286,7 @@ def check_iterations_left(checkpoint: Path, config: Config, last_iteration: int)
         setting, works = f"num_iterations={config.num_iterations}", "a larger number"
     raise ResumeError(
         f"{setting} is less than the {done} completed iterations; use {works}, or evaluate the run as it is: "
-        f"{shell_command('ippo-eval', ('run', display_path(checkpoint.parents[1])))}"
+        f"{shell_command('ippo-eval', ('run', relative_path(checkpoint.parents[1])))}"
     )
 
 

@@ -18,6 +18,7 @@ from ippo_cli.config.errors import HUNG, IppoError, ResumeError
 from ippo_cli.engine.launchers import LISTENING_SOCKET, STARTED_BY, cores_per_rank, node_rank
 from ippo_cli.runs.folder import mark_run_failed, read_run_state
 from ippo_cli.runs.handlers import InterruptCounter, handle_signals
+from ippo_cli.runs.output import print_text
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 PREEMPTED, INTERRUPTED = 75, 130
@@ -170,7 +171,7 @@ class _RankProcesses:
             if failure is None and not ended and time.monotonic() > self._deadline:
                 failure = RankFailure(0, INTERRUPTED)  # no rank reacted to the second Ctrl-C
         if failure is not None and failure.is_killed:
-            print(f"ippo: {failure}; the other ranks exit", file=sys.stderr, flush=True)
+            print_text(f"ippo: {failure}; the other ranks exit", to_stderr=True)
         if failure is not None and (failure.is_preempted or failure.exit_code not in (PREEMPTED, INTERRUPTED)):
             # No deadline for ranks that save together; a hang is detected by all ranks, so a short one suffices.
             self._deadline = time.monotonic() + (INTERRUPT_GRACE_S if failure.exit_code == HUNG else GRACE_S)

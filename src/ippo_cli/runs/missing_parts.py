@@ -1,32 +1,42 @@
-"""What a run's folder lacks by its own records: rows of `metrics.jsonl`, files of checkpoints, ends of sample files."""
+"""What a run's folder lacks by its own records, and which of its files are damaged."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ippo_cli.config.errors import ResumeError
-from ippo_cli.runs.folder import CHECKPOINT_NAME, MANIFEST
+from ippo_cli.runs.folder import CHECKPOINT_NAME, MANIFEST, PARENT
+from ippo_cli.runs.history import HISTORY, START_FILES, HistoryLine, hash_file, read_history
 from ippo_cli.runs.records import RunRecord
+from ippo_cli.runs.run_files import READ_ERRORS, read_json_file
 
 BLOCK_BYTES = 1 << 20
+MAX_HASHED_BYTES = 1 << 24  # of a file with initial weights; models that a run makes are smaller
+INITIAL = "initial"
+UNHASHED_FILES = ("command.txt", "env.json")  # files of every start without a hash in the history
 
 
 def find_missing_parts(run: RunRecord) -> list[str]:
     """One phrase for each incomplete file of a run, such as `metrics.jsonl has 3 of 91 rows`; empty for a whole run.
 
-    Compares row counts with `run.json`, and sizes with the manifests of checkpoints; hashes are not computed. Of a
-    running run only rows are compared.
+    Compares row counts with `run.json`, sizes with the manifests of checkpoints, and the configuration, the names of
+    sample files and small initial weights with the hashes that the run recorded. Other hashes are not computed. Of a
+    running run only rows and the files of its start are examined.
     """
     try:
-        found = [*_missing_rows(run)]
+        found = [*_missing_rows(run), *run.damaged_files]
     except ResumeError:
         return ["run.json cannot be read"]
-    if not run.config:
-        found.append("config.yaml cannot be read")
     if run.status != "running":
-        found += [*_damaged_checkpoints(run.folder / "checkpoints"), *_cut_samples(run)]
+        found += [*_damaged_checkpoints(run.folder / "checkpoints"), *_damaged_samples(run), *_damaged_initial(run)]
+        try:
+            history = read_history(run.folder)
+        except (OSError, ValueError) as error:
+            return [*found, f"{HISTORY} cannot be read: {error}"]
+        found += [*_changed_start_files(run, history, found), *_absent_samples(run, history)]
     return found
 
 
@@ -64,18 +74,88 @@ def _damaged_checkpoints(folder: Path) -> Iterator[str]:
             elif (present := file.stat().st_size) != size:
                 yield f"checkpoints/{path.name}/{name} has {present} of {size} bytes"
     for pointer in ("latest", "best"):
-        try:
-            name = str(json.loads((folder / f"{pointer}.json").read_text())["checkpoint"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if name.startswith("step_") and not (folder / name).is_dir():
+        if not (folder / f"{pointer}.json").exists():
+            continue  # pointers are optional
+        name = read_json_file(folder, f"{pointer}.json", dict).value.get("checkpoint")
+        if not isinstance(name, str):
+            yield f"checkpoints/{pointer}.json cannot be read"
+        elif name.startswith("step_") and not (folder / name).is_dir():
             yield f"checkpoints/{name}, which {pointer}.json names, is missing"
 
 
-def _cut_samples(run: RunRecord) -> Iterator[str]:
+def _damaged_samples(run: RunRecord) -> Iterator[str]:
+    """Sample files that are empty, do not begin with an object, or end within a line."""
     for sample in run.sample_files:
+        name = f"samples/{sample.path.name}"
         with sample.path.open("rb") as file:
-            size = file.seek(0, 2)
+            first, size = file.read(1), file.seek(0, 2)
             file.seek(max(size - 1, 0))
-            if size and file.read(1) != b"\n":
-                yield f"samples/{sample.path.name} ends within a line"
+            last = file.read(1)
+        if not size:
+            yield f"{name} is empty"
+        elif last != b"\n":
+            yield f"{name} ends within a line"
+        elif first != b"{":
+            yield f"{name} has no episodes"
+
+
+def _absent_samples(run: RunRecord, history: list[HistoryLine]) -> Iterator[str]:
+    """Sample files that the history names; a population copies a run without those before its iteration."""
+    copied = read_json_file(run.folder, PARENT, dict).value.get("iteration")
+    for line in history:
+        if isinstance(copied, int) and line.iteration <= copied:
+            continue
+        names = [name for name in _recorded_files(line) if name.startswith("samples/")]
+        yield from (f"{name} is missing" for name in names if not (run.folder / name).is_file())
+
+
+def _changed_start_files(run: RunRecord, history: list[HistoryLine], found: list[str]) -> Iterator[str]:
+    """Files of the last start that are missing or are not those that the history recorded; none of those in `found`."""
+    starts = [line for line in history if line.is_start]
+    yield from (f"{name} is missing" for name in UNHASHED_FILES if starts and not (run.folder / name).is_file())
+    for name, digest in _recorded_files(starts[-1]).items() if starts else ():
+        file = run.folder / name
+        if name not in START_FILES or any(text.startswith(f"{name} ") for text in found):
+            continue
+        if not file.is_file():
+            yield f"{name} is missing"
+        elif hash_file(file) != digest:
+            yield f"{name} is not the file that {HISTORY} recorded"
+
+
+def _recorded_files(line: HistoryLine) -> Mapping[str, str]:
+    files = line.content.get("files")
+    return files if isinstance(files, dict) else {}
+
+
+def _damaged_initial(run: RunRecord) -> Iterator[str]:
+    """Initial weights and their records. Weights that were not made by the run are elsewhere, and not examined."""
+    root = run.folder / INITIAL
+    if not root.is_dir():
+        if (run.folder / HISTORY).is_file():
+            yield f"{INITIAL}/ is missing"
+        return
+    records = {file.stem for file in root.glob("*.json")}
+    yield from (f"{INITIAL}/{path.name}.json is missing" for path in sorted(root.iterdir()) if _lacks_record(path))
+    for holder in sorted(records):
+        record = read_json_file(root, f"{holder}.json", dict).value
+        model, digests = record.get("model"), record.get("sha256")
+        if not isinstance(model, str) or not isinstance(digests, dict):
+            yield f"{INITIAL}/{holder}.json cannot be read"
+        elif Path(model).parts[-2:] == (INITIAL, holder):
+            yield from _damaged_weights(root / holder, digests)
+
+
+def _lacks_record(path: Path) -> bool:
+    return path.is_dir() and not path.with_name(f"{path.name}.json").is_file()
+
+
+def _damaged_weights(folder: Path, digests: Mapping[str, str]) -> Iterator[str]:
+    """Files with initial weights that are missing, and small ones with another hash than recorded."""
+    for name, digest in digests.items():
+        file, label = folder / name, f"{INITIAL}/{folder.name}/{name}"
+        try:
+            if file.stat().st_size <= MAX_HASHED_BYTES and hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+                yield f"{label} is not the file that the run started with"
+        except READ_ERRORS:
+            yield f"{label} is missing"

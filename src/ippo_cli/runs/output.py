@@ -10,11 +10,14 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from ippo_cli.config.errors import Interruption
+from ippo_cli.config.escape import escape_lines, escape_text
+
 CLOSED_ERRNOS = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # a pipe's reader, a terminal, a socket's other end
 _continuing_task = ""  # the task that continues without a reader, if any
 
 
-class OutputClosed(BaseException):
+class OutputClosed(Interruption):
     """The output has no reader and the command exits. Not an `Exception`, so that no handler treats it as a failure."""
 
 
@@ -68,11 +71,25 @@ def ignore_closed_output(task: str = "training") -> None:
     _continuing_task = task
 
 
+def print_text(text: str, *, end: str = "\n", to_stderr: bool = False, flush: bool = True) -> None:
+    """Print text of this program, which may quote names, values and errors of others.
+
+    All text of the package goes through this function: control characters are escaped, except newlines and tabs, so
+    that quoted text cannot change the terminal. The caller escapes newlines of text that it quotes within a line.
+    """
+    print(escape_lines(text), end=end, file=sys.stderr if to_stderr else None, flush=flush)
+
+
+def print_data(text: str) -> None:
+    """Print text that programs read, such as YAML: unchanged into a file or pipe, escaped on a terminal."""
+    print(escape_lines(text) if sys.stdout.isatty() else text, end="")
+
+
 def print_status(text: str, *, terminal_only: bool = False) -> None:
     """Print a status line to stderr while a command loads, on rank 0 only."""
     is_first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     if is_first and (sys.stderr.isatty() or not terminal_only):
-        print(text, file=sys.stderr, flush=True)
+        print_text(escape_text(text), to_stderr=True)
 
 
 def flush_output() -> None:

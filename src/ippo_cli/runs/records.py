@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ippo_cli.config.critic_fitting import stored_primary_metric
-from ippo_cli.config.errors import ResumeError
 from ippo_cli.runs.folder import is_run_locked
 from ippo_cli.runs.metric_names import present_metric_name
+from ippo_cli.runs.run_files import (
+    RunFile,
+    read_config_file,
+    read_json_file,
+    read_metric_row,
+    read_object,
+    read_state_file,
+    read_text_lines,
+)
 
 SAMPLE_FILE = re.compile(r"(?P<mode>train|eval)_(?P<iteration>\d+)\.jsonl")
 SKIPPED_FOLDERS = frozenset(
     {"checkpoints", "samples", "tb", "inputs", "evaluations", "profile", "mlruns", "trackio", "wandb"}
 )
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
 INTERRUPTED = "interrupted"  # `running` in run.json, but no process holds the folder
 
 
@@ -36,7 +40,7 @@ class SampleFile:
 
     def episodes(self) -> list[dict[str, Any]]:
         """The episodes, as documented in docs/episodes.md; a line that is cut off ends the list."""
-        return list(_read_json_lines(self.path))
+        return list(_read_lines(self.path, read_object))
 
 
 @dataclass(frozen=True)
@@ -46,15 +50,13 @@ class RunRecord:
     folder: Path
 
     @cached_property
+    def _state_file(self) -> RunFile:
+        return read_state_file(self.folder)
+
+    @property
     def state(self) -> Mapping[str, Any]:
-        """The contents of `run.json`. Raises `ResumeError`."""
-        try:
-            known = json.loads((self.folder / "run.json").read_text())
-        except (OSError, ValueError) as error:
-            raise ResumeError(f"{self.folder} is not a run's folder: run.json cannot be read ({error})") from error
-        if not isinstance(known, dict) or "state" not in known:
-            raise ResumeError(f"{self.folder} is not a run's folder: run.json has no key state")
-        return known | {"state": str(known["state"])}
+        """The contents of `run.json`, without values of a wrong type. Raises `ResumeError`."""
+        return self._state_file.value
 
     @cached_property
     def status(self) -> str:
@@ -63,42 +65,63 @@ class RunRecord:
         return INTERRUPTED if state == "running" and not is_run_locked(self.folder) else state
 
     @cached_property
+    def _config_file(self) -> RunFile:
+        return read_config_file(self.folder)
+
+    @property
     def config(self) -> Mapping[str, Any]:
         """The resolved configuration as plain values; empty if it cannot be read."""
-        try:
-            known = yaml.load((self.folder / "config.yaml").read_text(), _LOADER)
-        except (OSError, yaml.YAMLError):
-            return {}
-        return known if isinstance(known, dict) else {}
+        return self._config_file.value
+
+    def config_group(self, name: str) -> Mapping[str, Any]:
+        """The values of a group of the configuration, such as `task`; empty if it has none."""
+        group = self.config.get(name)
+        return group if isinstance(group, Mapping) else {}
 
     @cached_property
+    def _environment_file(self) -> RunFile:
+        return read_json_file(self.folder, "env.json", dict)
+
+    @property
     def environment(self) -> Mapping[str, Any]:
         """Versions of Python and packages, platform and processes; empty if unknown."""
-        try:
-            return json.loads((self.folder / "env.json").read_text())
-        except (OSError, ValueError):
-            return {}
+        return self._environment_file.value
 
     @cached_property
+    def _command_file(self) -> RunFile:
+        return read_text_lines(self.folder, "command.txt")
+
+    @property
     def commands(self) -> Sequence[str]:
-        """The command of the run, and those that resumed it, oldest first."""
-        try:
-            return (self.folder / "command.txt").read_text().splitlines()
-        except OSError:
-            return []
+        """The command of the run, and those that resumed it, oldest first; empty if they cannot be read."""
+        return self._command_file.value
 
     @cached_property
+    def _override_file(self) -> RunFile:
+        return read_json_file(self.folder, "overrides.json", list)
+
+    @property
     def overrides(self) -> Sequence[str]:
         """The arguments of the last command; empty if unknown."""
-        try:
-            return [str(text) for text in json.loads((self.folder / "overrides.json").read_text())]
-        except (OSError, ValueError, TypeError):
-            return []
+        return [str(text) for text in self._override_file.value]
+
+    @property
+    def damaged_files(self) -> list[str]:
+        """A phrase for each damaged value or file, such as `env.json cannot be read`. Raises `ResumeError`."""
+        files = (
+            self._state_file,
+            self._config_file,
+            self._environment_file,
+            self._command_file,
+            self._override_file,
+        )
+        return [text for file in files for text in file.problems]
 
     @property
     def agents(self) -> list[str]:
         """The names of the agents, in the order of the task."""
-        return list((self.config.get("task") or {}).get("agents") or {})
+        agents = self.config_group("task").get("agents")
+        return [str(name) for name in agents] if isinstance(agents, Mapping) else []
 
     @property
     def primary_metric(self) -> str:
@@ -107,22 +130,21 @@ class RunRecord:
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
-        """The rows of `metrics.jsonl` under present names; null is NaN. A line that is cut off ends the list."""
+        """The rows of `metrics.jsonl` under present names; null is NaN. A damaged line ends the list."""
         return [
             {present_metric_name(name): math.nan if value is None else value for name, value in row.items()}
-            for row in _read_json_lines(self.folder / "metrics.jsonl")
-            if isinstance(row.get("iteration"), (int, float))
+            for row in _read_lines(self.folder / "metrics.jsonl", read_metric_row)
         ]
 
     @cached_property
     def damaged_line(self) -> int | None:
-        """The number of the first complete line of `metrics.jsonl` that is no object: `metrics` ends before it."""
+        """The number of the first complete line of `metrics.jsonl` that is no row: `metrics` ends before it."""
         file = self.folder / "metrics.jsonl"
         if not file.is_file():
             return None
         with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
-                if _parse_object(line) is None:
+                if read_metric_row(line) is None:
                     return number if line.endswith(b"\n") else None  # another process may be writing the last line
         return None
 
@@ -152,22 +174,13 @@ def _search_runs(folder: Path) -> Iterator[Path]:
             yield from _search_runs(path)
 
 
-def _read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file that another process may be writing; ends at the first line that is not an object."""
+def _read_lines(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> Iterator[dict[str, Any]]:
+    """The rows of a file that another process may be writing; ends at the first line that `read` cannot read."""
     if not path.is_file():
         return
     with path.open("rb") as lines:
         for line in lines:
-            row = _parse_object(line)
+            row = read(line)
             if row is None:
                 return
             yield row
-
-
-def _parse_object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line; None if it is not one."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None

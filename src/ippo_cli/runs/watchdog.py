@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import IO
 from ippo_cli.config.errors import HUNG
 from ippo_cli.engine import distributed, progress
 from ippo_cli.runs.folder import display_path, list_checkpoints, mark_run_failed, resume_command
+from ippo_cli.runs.output import print_text
 
 HANG_FLAG = "hangs"
 TICKS_PER_LIMIT = 20  # checks within the limit
@@ -141,7 +141,7 @@ class Watchdog:
         mark_run_failed(self.folder, message)
         checkpoints = list_checkpoints(self.folder / "checkpoints")
         resume_hint = f"resume from {checkpoints[-1].name} with: {resume_command(self.folder)}" if checkpoints else ""
-        print("\n".join(filter(None, [f"ippo: {message}", resume_hint])), file=sys.stderr, flush=True)
+        print_text("\n".join(filter(None, [f"ippo: {message}", resume_hint])), to_stderr=True)
 
 
 surviving_children: set[int] = set()

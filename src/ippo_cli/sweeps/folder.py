@@ -20,6 +20,7 @@ from ippo_cli.config.secrets import mask_secrets, redact_text
 from ippo_cli.config.text import format_table
 from ippo_cli.engine import launchers
 from ippo_cli.runs.folder import display_path, write_atomically
+from ippo_cli.runs.run_files import read_state_file
 
 SWEEP_FILE = "sweep.json"
 ATTEMPT_FILE = "attempt"  # holds the random name of the newest attempt
@@ -146,9 +147,8 @@ def add_rows(folder: Path, rows: Sequence[JobRow]) -> None:
 def read_run(folder: Path) -> dict[str, Any]:
     """The `run.json` of a job; empty if the job never started."""
     try:
-        known = json.loads((folder / "run.json").read_text())
-        return known if isinstance(known, dict) else {}
-    except (OSError, ValueError):
+        return read_state_file(folder).value
+    except ResumeError:
         return {}
 
 
@@ -161,7 +161,7 @@ def copy_run_result(row: JobRow, folder: Path) -> None:
     """Copy scores and wall time from the `run.json` of the job into its row."""
     known = read_run(folder)
     evaluation = known.get("evaluation", {})
-    row.score = {name: {key: entry[key] for key in SCORE_KEYS} for name, entry in evaluation.items()}
+    row.score = {name: {key: entry.get(key) for key in SCORE_KEYS} for name, entry in evaluation.items()}
     row.wall_seconds = known.get("wall_seconds", 0.0)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from ippo_cli.compose.exits import format_block
+from ippo_cli.compose.exits import format_block, indent_lines
 from ippo_cli.compose.load import build_config, iter_leaves, resolve_config, to_yaml
 from ippo_cli.compose.resume import check_resume_config, config_changes
 from ippo_cli.config.checks import check_config
@@ -37,6 +37,7 @@ from ippo_cli.runs.folder import (
 from ippo_cli.runs.handlers import drop_ignored_sighup
 from ippo_cli.runs.input_files import changed_input_warnings, input_files, record_inputs
 from ippo_cli.runs.launch import FORWARDED, RankFailure, run_ranks
+from ippo_cli.runs.output import print_text
 from ippo_cli.runs.parent import terminate_with_parent
 from ippo_cli.sweeps import folder as sweep_folder
 from ippo_cli.sweeps.folder import STOP_FILE, JobRow, overrides_without_threads, read_rows, update_row
@@ -81,7 +82,7 @@ def train_row(context: SweepContext, row: JobRow, compose: Callable[[], dict[str
     if (context.folder / STOP_FILE).exists():
         return float("nan")
     if sweep_folder.read_attempt(context.folder) != context.attempt:
-        print(f"job {row.job} belongs to an older attempt of this sweep; exiting", flush=True)
+        print_text(f"job {row.job} belongs to an older attempt of this sweep; exiting")
         return float("nan")
     if sweep_folder.is_done(folder):  # completed while this job was in a scheduler's queue
         with update_row(context.folder, row.job) as saved_row:
@@ -95,7 +96,7 @@ def train_row(context: SweepContext, row: JobRow, compose: Callable[[], dict[str
         if not is_sweep_process:
             held.enter_context(_worker_process(context.process, f"{tag} "))
         recorder = held.enter_context(_SignalRecorder())
-        print(f"{tag if is_sweep_process else 'starting:'} {own} -> {display_path(folder)}", flush=True)
+        print_text(f"{tag if is_sweep_process else 'starting:'} {own} -> {display_path(folder)}")
         with update_row(context.folder, row.job) as saved_row:
             saved_row.overrides, saved_row.folder = texts, subdir
             sweep_folder.mark_running(saved_row)
@@ -119,7 +120,7 @@ def train_row(context: SweepContext, row: JobRow, compose: Callable[[], dict[str
             saved_row.slurm = launchers.submitted_job(os.environ) if requeues else None
             sweep_folder.copy_run_result(saved_row, folder)
         if error is not None:
-            print(format_block(f"ippo: {name}: {own}: {error}"), file=sys.stderr, flush=True)
+            print_text(format_block(indent_lines(f"ippo: {name}: {own}: {error}")), to_stderr=True)
     if requeues:
         if launchers.requeue(os.environ):
             raise SystemExit(code)  # without a result: the launcher waits for that of the requeued job
@@ -157,7 +158,7 @@ def _train(context: SweepContext, row: JobRow, plain: dict[str, Any], folder: Pa
         for line in changed_input_warnings(folder, inputs):
             print_warning(line)
         for change in config_changes(folder, dict(iter_leaves(plain))):
-            print(change, flush=True)
+            print_text(change)
     else:
         archive_attempt(folder)
     with lock_folder(folder, name=START_LOCK):

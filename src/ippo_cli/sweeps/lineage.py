@@ -18,6 +18,7 @@ from ippo_cli.runs.folder import (
     list_checkpoints,
     write_atomically,
 )
+from ippo_cli.runs.run_files import read_state_file
 
 EXCLUDED_FILES = (
     RUN_LOCK,
@@ -64,7 +65,7 @@ def copy_parent_run(parent: Path, child: Path) -> None:
                 shutil.copy2(entry, partial / entry.name)
         newest = int(list_checkpoints(parent / "checkpoints")[-1].name.removeprefix("step_"))
         write_atomically(partial / PARENT, json.dumps({"run": parent.name, "iteration": newest}) + "\n")
-        known = json.loads((parent / "run.json").read_text())
+        known = read_state_file(parent).value
         write_atomically(partial / "run.json", json.dumps(known | {"state": "preempted"}, indent=1) + "\n")
         partial.rename(child)
 

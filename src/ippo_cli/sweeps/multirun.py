@@ -45,7 +45,7 @@ from ippo_cli.config.text import format_count
 from ippo_cli.config.trackers import check_tracker_packages
 from ippo_cli.engine.launchers import external_world_size
 from ippo_cli.runs.folder import display_path, is_run_locked, lock_folder
-from ippo_cli.runs.output import ignore_closed_output
+from ippo_cli.runs.output import ignore_closed_output, print_text
 from ippo_cli.sweeps import folder as sweep_folder
 from ippo_cli.sweeps.folder import STOP_FILE, JobRow, read_rows
 from ippo_cli.sweeps.grid import expand_grid
@@ -210,7 +210,7 @@ class _SweepRunner:
 
     def _announce(self, total: int, done: int, folder: Path) -> None:
         words = f", {done} of them done" if done else ""
-        print(f"ippo: a sweep of {format_count(total, 'job')}{words} -> {display_path(folder)}", flush=True)
+        print_text(f"ippo: a sweep of {format_count(total, 'job')}{words} -> {display_path(folder)}")
 
     def _find_resumable(self, wanted: str, saved: Path | None) -> Path | None:
         """The folder of the sweep to resume; None for a new sweep. Raises `ResumeError` or `ConfigError`."""
@@ -223,7 +223,7 @@ class _SweepRunner:
                     f"resume=must: no sweep of these overrides in {self.sweep_dir.parent}; use resume=auto"
                 )
             if wanted == "auto":
-                print(f"no sweep of these overrides in {self.sweep_dir.parent}: starting a new one", flush=True)
+                print_text(f"no sweep of these overrides in {self.sweep_dir.parent}: starting a new one")
             return None
         if self.master.hydra.sweeper._target_ != BASIC_SWEEPER:
             raise ConfigError(
@@ -254,7 +254,7 @@ class _SweepRunner:
 
     def _check_jobs(self, rows: list[JobRow]) -> tuple[list[CheckedJob], list[JobRow]]:
         """The jobs to run, and the rows of completed jobs. Raises `SweepRefused` with all errors of invalid jobs."""
-        print(f"ippo: checking {format_count(len(rows), 'job')}", flush=True)
+        print_text(f"ippo: checking {format_count(len(rows), 'job')}")
         jobs: list[CheckedJob] = []
         refused: dict[int, IppoError] = {}
         done: list[JobRow] = []
@@ -262,7 +262,7 @@ class _SweepRunner:
         for row in rows:
             if time.monotonic() - last_report > PROGRESS_INTERVAL_S:
                 last_report = time.monotonic()
-                print(f"ippo: checked {len(jobs) + len(refused) + len(done)} of {len(rows)} jobs", flush=True)
+                print_text(f"ippo: checked {len(jobs) + len(refused) + len(done)} of {len(rows)} jobs")
             if self.resumed is not None and sweep_folder.is_done(self.resumed / row.folder):
                 sweep_folder.set_state(row, "done", 0, None)
                 sweep_folder.copy_run_result(row, self.resumed / row.folder)
@@ -283,7 +283,7 @@ class _SweepRunner:
             if job.config.mode is not jobs[0].config.mode:
                 refused[job.row.job] = ConfigError("mode", "cannot differ between jobs", "plan first, then train")
         if not refused and jobs and jobs[0].config.mode is Mode.train and self._is_local_launcher():
-            print("ippo: loading data and planning each configuration", flush=True)
+            print_text("ippo: loading data and planning each configuration")
             refused = _plan_errors(jobs)
         if refused:
             raise refused_jobs_error(rows, refused)
@@ -325,10 +325,10 @@ class _SweepRunner:
         own = sweep_folder.distinct_overrides(rows)
         if not self._is_basic_launcher():
             launcher = self.master.hydra.runtime.choices["hydra/launcher"]
-            print(f"planned for this machine, not for those of hydra/launcher={launcher}; see plan=", flush=True)
+            print_text(f"planned for this machine, not for those of hydra/launcher={launcher}; see plan=")
         refused: dict[int, IppoError] = {}
         for job in jobs:
-            print(f"[{job.row.job}/{len(jobs)}] {own[job.row.job]}", flush=True)
+            print_text(f"[{job.row.job}/{len(jobs)}] {own[job.row.job]}")
             try:
                 show_plan(job.config)
             except IppoError as error:

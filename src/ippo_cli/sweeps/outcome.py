@@ -10,7 +10,8 @@ from pathlib import Path
 from ippo_cli.compose.exits import MAX_LINES, WIDTH
 from ippo_cli.config.commands import shell_command
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, Preempted
-from ippo_cli.runs.folder import display_path, resume_command
+from ippo_cli.runs.folder import relative_path, resume_command
+from ippo_cli.runs.output import print_text
 from ippo_cli.sweeps import folder as sweep_folder
 from ippo_cli.sweeps.folder import FINISHED_STATES, STOP_FILE, JobRow, read_rows
 from ippo_cli.sweeps.state import read_queue
@@ -67,9 +68,9 @@ def report_and_exit(folder: Path, error: str | None) -> None:
                 sweep_folder.set_state(saved_row, "failed", UNEXPECTED, error or "its process ended without a message")
                 sweep_folder.copy_run_result(saved_row, folder / row.folder)
     rows = read_rows(folder)
-    print(f"\n{sweep_folder.sweep_table(folder, rows)}", flush=True)
-    print(f"\nmeans over seeds  {shell_command('ippo-sweep', display_path(folder))}", flush=True)
-    print(f"one page          {shell_command('ippo-report', display_path(folder))}", flush=True)
+    print_text(f"\n{sweep_folder.sweep_table(folder, rows)}")
+    print_text(f"\nmeans over seeds  {shell_command('ippo-sweep', relative_path(folder))}")
+    print_text(f"one page          {shell_command('ippo-report', relative_path(folder))}")
     done = sum(row.state in FINISHED_STATES for row in rows)
     go_on = f"resume with: {resume_command(folder, sweep=True)}"
     if (folder / STOP_FILE).exists():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ippo_cli.config.errors import IppoError
+from ippo_cli.runs.output import print_text
 from ippo_cli.sweeps import folder as sweep_folder
 from ippo_cli.sweeps.folder import JobRow, read_rows, update_row
 from ippo_cli.sweeps.job import SweepContext
@@ -109,7 +110,7 @@ def _prune_jobs(search: Search, folder: Path, rows: Sequence[JobRow], pool: JobP
         judged[row.job] = size
         at = search.prune_iteration(folder, row, rows)
         if at is not None:
-            print(f"job {row.job} is pruned: its best score up to iteration {at} is below the median", flush=True)
+            print_text(f"job {row.job} is pruned: its best score up to iteration {at} is below the median")
             pool.prune(row.job, at)
 
 
@@ -156,7 +157,7 @@ def _compose_jobs(rows: Sequence[JobRow], make: ComposeJob, plains: dict[int, di
             plains[row.job] = make(row)
         except IppoError as error:
             sweep_folder.set_state(row, "refused", error.exit_code, str(error))
-            print(f"job {row.job} is refused: {' '.join(str(error).split())}", flush=True)
+            print_text(f"job {row.job} is refused: {' '.join(str(error).split())}")
 
 
 def score_curve(folder: Path, row: JobRow) -> list[tuple[int, float]]:

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ippo_cli.compose.former_keys import convert_overrides
 from ippo_cli.config.commands import shell_command
 from ippo_cli.config.critic_fitting import stored_primary_metric
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.runs.folder import metric_rows, run_folders
 from ippo_cli.runs.intervals import CONFIDENCE, MeanInterval, mean_interval
+from ippo_cli.runs.run_files import read_config_file
 from ippo_cli.sweeps import folder as sweep_folder
 from ippo_cli.sweeps.folder import JobRow, overrides_without_threads, read_rows, read_run
 from ippo_cli.sweeps.state import STATES, is_locked, job_state, read_queue
@@ -125,10 +124,7 @@ def read_curve(folder: Path, metric: str, until: int | None = None) -> list[tupl
 
 def read_metric_name(folder: Path) -> str | None:
     """The primary metric of a run; None if it has no configuration yet."""
-    try:
-        return stored_primary_metric(yaml.safe_load((folder / "config.yaml").read_text()))
-    except (OSError, yaml.YAMLError, AttributeError):
-        return None
+    return stored_primary_metric(read_config_file(folder).value)
 
 
 def to_json_data(summary: SweepSummary) -> dict[str, Any]:

@@ -64,6 +64,7 @@ class CallHistory:
         except Exception as error:  # templates are code of the model, and messages those of the program
             reason = (str(error) or repr(error)).splitlines()[0]
             raise ValueError(f"the chat template rejects the messages: {reason}") from error
+        prompt_format.report_unread_keys(call.messages)
         self._sequences.append(sequence)
         return sequence
 
@@ -154,8 +155,9 @@ def _extend_sequence(
     tools = _guard_tools(prompt_format, call)
     ids, tokenizer = earlier.completion.ids.tolist(), prompt_format.tokenizer
     answer = decode_with_markers(ids, tokenizer) if call.tools else earlier.completion.text
-    answer = prompt_format.control.escape(answer).removesuffix(prompt_format.closing)
-    sampled, stop = {"role": "assistant", "content": answer}, prompt_format.stop_token(earlier.completion)
+    response_text = prompt_format.sampled_response(earlier.completion)
+    answer = response_text.split_content(prompt_format.control.escape(answer))
+    sampled, stop = {"role": "assistant", "content": answer}, response_text.stop
     # Templates write a response with tool calls in their own form: the sampled text is the exact one, but some
     # templates accept tool results only after a message with tool calls. A blank text does not show where a template
     # ends it.
@@ -171,7 +173,7 @@ def _extend_sequence(
                 continue
             raise
         if response is sampled:
-            bridge = find_bridge(earlier.text, text, answer, stop, prompt_format.written_closing(earlier.completion))
+            bridge = find_bridge(earlier.text, text, answer, response_text)
         else:
             closed = prompt_format.render_chat(
                 [*earlier.rendered, response], tools, opens_response=False, template_args=call.template_args
@@ -215,7 +217,8 @@ def _normalize(message: ChatMessage) -> tuple[Any, ...]:
     content = message["content"] or ""
     if message["role"] == "assistant":  # the sampled white space remains
         content = content.strip()
-    return message["role"], content, message.get("name"), message.get("tool_call_id"), calls
+    texts = [message.get(key) or None for key in ("name", "tool_call_id", "reasoning_content")]
+    return message["role"], content, *texts, calls
 
 
 def _guard_tools(prompt_format: PromptFormat, call: ModelCall) -> list[Any]:

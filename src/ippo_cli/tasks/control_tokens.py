@@ -49,16 +49,20 @@ class ControlTokens:
         return self._pattern.sub(lambda found: self._marks[found[0]], self.escape(content))
 
     def guard_value(self, value: Any) -> Any:
-        """Guard all texts of JSON data, such as the arguments of a tool call."""
+        """Guard all texts of JSON data, keys of objects included: templates write tools and arguments as JSON."""
         if isinstance(value, str):
             return self.guard(value)
         if isinstance(value, Mapping):
-            return {key: self.guard_value(part) for key, part in value.items()}
+            return {self.guard_value(key): self.guard_value(part) for key, part in value.items()}
         return [self.guard_value(part) for part in value] if isinstance(value, list | tuple) else value
 
     def guard_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Guard all texts of a message but its role: only templates and sampled responses write control tokens."""
         return {key: part if key == "role" else self.guard_value(part) for key, part in message.items()}
+
+    def guard_args(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Guard the texts of a chat template's arguments; the names are those of the template's variables."""
+        return {name: self.guard_value(value) for name, value in args.items()}
 
     def escape(self, text: str) -> str:
         """Escape guards in a text with control tokens of its own: a literal template or a response."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,13 +19,21 @@ from ippo_cli.tasks.control_tokens import ControlTokens
 from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import Message, MessagesText, has_tool_messages
 from ippo_cli.tasks.observations import cut_observation, describe_num_tokens
-from ippo_cli.tasks.prompt_bridges import find_bridge, find_bridge_after
-from ippo_cli.tasks.template_args import read_template_args
+from ippo_cli.tasks.prompt_bridges import (
+    ResponseEnd,
+    SampledResponse,
+    find_bridge,
+    find_bridge_after,
+    read_response_end,
+)
+from ippo_cli.tasks.template_args import find_unread_keys, read_template_args
 from ippo_cli.tasks.tools.formats import ParsedResponse
 from ippo_cli.tasks.tools.load import load_agent_tools
 from ippo_cli.tasks.tools.prompts import ToolPrompts
 from ippo_cli.tasks.tools.tool import AgentTools, ToolResult, ToolResults
 from ippo_cli.types import Completion
+
+_log = logging.getLogger(__name__)
 
 SLACK = 16  # margin for tokens that a tokenizer adds to a text, such as a space before it
 
@@ -64,12 +74,14 @@ class PromptFormat:
         self.uses_chat_template = self._resolve_chat_template(chat_template)
         self.template_args = dict(template_args or {})
         self._check_template_args()
+        self._reported_keys: set[str] = set()
         self.tools = tools and ToolPrompts(
             tokenizer, tools, uses_chat_template=self.uses_chat_template, template_args=self.template_args
         )
         self._tool_schemas: Any = None if self.tools is None else self.tools.schemas
         self.control = ControlTokens(tokenizer, self._role_markers() if self.uses_chat_template else "")
         self._tool_schemas = self._tool_schemas and self.control.guard_value(self._tool_schemas)
+        self.template_args = self.control.guard_args(self.template_args)
 
     def _resolve_chat_template(self, requested: bool | str) -> bool:
         """Whether to use the tokenizer's chat template; `auto` uses it if there is one."""
@@ -96,6 +108,11 @@ class PromptFormat:
             raise ConfigError(
                 f"{key}={self.template_args}", "needs a chat template, and none is used for this agent", "remove it"
             )
+        try:
+            json.dumps(self.template_args, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            rule = "has an unpaired surrogate, which no tokenizer encodes"
+            raise ConfigError(f"{key}={self.template_args!a}", rule, "remove it") from error
         for name in self.find_unread_args(self.template_args):
             known = sorted(read_template_args(self.tokenizer) or ())
             raise ConfigError(
@@ -108,6 +125,12 @@ class PromptFormat:
         """The names of arguments that the chat template does not read."""
         known = read_template_args(self.tokenizer) if args else None
         return [] if known is None else [name for name in args if name not in known]
+
+    def report_unread_keys(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Warn once of each key of messages that the chat template does not read."""
+        for key in find_unread_keys(self.tokenizer, messages) - self._reported_keys:
+            self._reported_keys.add(key)
+            _log.warning("the chat template of %s's tokenizer does not read %s of messages", self.agent, key)
 
     def start_conversations(self, observations: Sequence[str]) -> list[Conversation]:
         """Start one conversation per observation."""
@@ -158,7 +181,8 @@ class PromptFormat:
         """Raise `ConfigError` for a chat template that changes earlier messages.
 
         Checks two rounds of a sample conversation, with and without thinking in the answers: a template that drops
-        thinking would fail during a run. Without `several_answers` only results of tools follow responses.
+        thinking would fail during a run. Answers are truncated, or end with the end token, which must be the template's
+        end. Without `several_answers` only results of tools follow responses.
         """
         if not self.uses_chat_template or self.context_mode != "append":
             return
@@ -168,10 +192,14 @@ class PromptFormat:
         if several_answers:
             rounds += [(answer, ("Two?", "Three?")) for answer in PROBE_ANSWERS]
         for answer, observations in rounds:
-            messages = self._first_messages("One?")
-            probe = Conversation(messages=messages, text=self._render_messages(messages), ids=[])
-            for observation in observations:
-                self._append_turn(probe, _make_completion(answer), observation)
+            completions = [_make_completion(answer)]
+            if isinstance(end := self.tokenizer.eos_token_id, int):
+                completions.append(_make_completion(answer, [*self.control.token_ids([answer])[0], end]))
+            for completion in completions:
+                messages = self._first_messages("One?")
+                probe = Conversation(messages=messages, text=self._render_messages(messages), ids=[])
+                for observation in observations:
+                    self._append_turn(probe, completion, observation)
 
     def _append_turn(self, conversation: Conversation, completion: Completion, observation: str) -> str | None:
         """Append a response and the next message to a conversation's text.
@@ -220,7 +248,8 @@ class PromptFormat:
     ) -> str | None:
         """Append a response and the next messages with the chat template, as `_append_turn` does."""
         before, stop = conversation.text, self.stop_token(completion)
-        response = {**response, "content": response["content"].removesuffix(self.closing)}
+        sampled = self.sampled_response(completion)
+        response = {**response, "content": sampled.split_content(response["content"])}
         conversation.messages += [response]
         closed = self._render_messages(conversation.messages, opens_response=False) if "tool_calls" in response else ""
         conversation.messages += added
@@ -229,8 +258,8 @@ class PromptFormat:
         if closed:  # the template writes the calls in its own way, so that only the end of the message is known
             bridge, expected = find_bridge_after(before, closed, now, stop, str(self.tokenizer.eos_token)), closed
         else:
-            closing = self.written_closing(completion)
-            bridge, expected = find_bridge(before, now, answer, stop, closing), before + answer
+            bridge = find_bridge(before, now, answer, sampled)
+            expected = before + answer + (stop if now.startswith(before + answer) else "")
         if bridge is None:
             self._check_rewrite_allowed(expected if now.startswith(before) else before, now)
         return bridge
@@ -257,28 +286,31 @@ class PromptFormat:
         return str(self.tokenizer.convert_ids_to_tokens(last)) if last in self.tokenizer.all_special_ids else ""
 
     @cached_property
-    def closing(self) -> str:
-        """The marker that the chat template writes between a response and its end token, as Command R7B's; often empty.
-
-        Models are trained to write it as well.
-        """
-        if not self.uses_chat_template:
-            return ""
-        answer = "Yes."
-        messages: list[Message] = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": answer}]
+    def response_end(self) -> ResponseEnd:
+        """How the chat template ends responses, such as Command R7B's with a marker before the end token."""
+        question, answer, other = "One?", "Yes.", "Two?"
+        messages: list[Message] = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        messages += [{"role": "user", "content": other}]
         try:
-            closed = self.render_chat(messages, self._tool_schemas, opens_response=False)
+            asked, closed, continued = (
+                self.render_chat(messages[:count], self._tool_schemas, opens_response=False) for count in (1, 2, 3)
+            )
         except Exception:  # reported where prompts are rendered
-            return ""
-        after = closed[closed.rfind(answer) + len(answer) :] if answer in closed else ""
-        return after[: max(after.find(str(self.tokenizer.eos_token)), 0)].strip()
+            return ResponseEnd()
+        if not self.uses_chat_template or answer not in closed or answer not in continued:
+            return ResponseEnd()
+        inner = continued.rpartition(answer)[2].partition(other)[0]
+        special = {*map(str, self.tokenizer.all_special_tokens), *self.control.spellings}
+        return read_response_end(inner, closed.rpartition(answer)[2], asked.rpartition(question)[2], special)
 
-    def written_closing(self, completion: Completion) -> str:
-        """The closing marker, if a completion is finished or ends with it."""
-        if not self.closing or self.stop_token(completion):
-            return self.closing
-        written = str(self.tokenizer.decode(completion.ids.tolist(), skip_special_tokens=False))
-        return self.closing if written.endswith(self.closing) else ""
+    def sampled_response(self, completion: Completion) -> SampledResponse:
+        """A completion's text with its special tokens."""
+        text = completion.text
+        if len(completion.ids):
+            decoding = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+            ids = completion.ids.tolist()
+            text = str(self.tokenizer.decode(ids, spaces_between_special_tokens=False, **decoding))
+        return SampledResponse(text, self.stop_token(completion), self.response_end)
 
     def _role_markers(self) -> str:
         """A rendered chat that shows the role markers; empty if the template rejects the sample messages."""
@@ -381,6 +413,7 @@ class PromptFormat:
         if not isinstance(observation, MessagesText):
             return [*system, self._user_message(observation)]
         self._check_messages(observation.messages)
+        self.report_unread_keys(observation.messages)
         return [*system, *map(self.control.guard_message, observation.messages)]
 
     def _user_message(self, observation: str) -> Message:
@@ -470,7 +503,7 @@ class PromptFormat:
                 tools=list(tools) if tools else None,
                 tokenize=False,
                 add_generation_prompt=opens_response,
-                **{**self.template_args, **(template_args or {})},
+                **{**self.template_args, **(self.control.guard_args(template_args) if template_args else {})},
             )
         )
 
@@ -490,9 +523,16 @@ class PromptFormat:
         return list(whole[:start])
 
 
-def _make_completion(text: str) -> Completion:
-    empty = torch.zeros(0)
-    return Completion(ids=empty.long(), logprobs=empty, behavior_logprobs=empty, text=text, finished=False)
+def _make_completion(text: str, ids: Sequence[int] = ()) -> Completion:
+    """A response for a check: with the `ids` of a finished one, or truncated without any."""
+    empty = torch.zeros(len(ids))
+    return Completion(
+        ids=torch.tensor(ids, dtype=torch.long),
+        logprobs=empty,
+        behavior_logprobs=empty,
+        text=text,
+        finished=bool(ids),
+    )
 
 
 def prompt_formats(

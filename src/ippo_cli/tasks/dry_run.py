@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from ippo_cli.config.errors import IppoError
+from ippo_cli.config.errors import raise_interruption
 from ippo_cli.tasks.environment import Action, Environment, InvalidReturn, closing_environment
 from ippo_cli.tasks.observations import check_observations, check_step
 from ippo_cli.types import Example
@@ -69,9 +69,8 @@ def run_dry_episode(environment: Environment, example: Example, seed: int, max_t
                 if step.terminated or step.truncated:
                     result.outcome = "terminated" if step.terminated else "truncated by the environment"
                     break
-    except IppoError:
-        raise
-    except (Exception, SystemExit) as error:  # raised by user code
+    except BaseException as error:  # raised by user code
+        raise_interruption(error)
         result.failure = format_user_error(error)
         result.is_user_error = not has_placeholder or isinstance(error, InvalidReturn)
     return result

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from ippo_cli.config.errors import raise_interruption
 from ippo_cli.tasks.tools.formats import ParsedResponse
 from ippo_cli.types import Example, Turn
 
@@ -146,8 +147,10 @@ class EnvironmentPool:
 
 def close_environment(environment: Environment) -> None:
     """Close an environment; an exception has no effect on its finished episodes."""
-    with suppress(Exception, SystemExit):
+    try:
         environment.close()
+    except BaseException as error:
+        raise_interruption(error)
 
 
 @contextmanager

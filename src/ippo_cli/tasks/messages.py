@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeGuard
 
 from ippo_cli.config.agent_checks import MESSAGES_PREFIX
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.text import escape_controls
+
+_log = logging.getLogger(__name__)
+_reported: set[tuple[str, str]] = set()  # settings and keys of messages that were reported
 
 ROLES = ("system", "user", "assistant", "tool")
 LAST_ROLES = ("user", "tool")  # an agent answers a question, or continues after the result of a tool
 UNSUPPORTED_PARTS = ("function_call", "images", "videos", "audio")  # message keys other than text
+READ_KEYS = {"role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning"}
 Message = dict[str, Any]  # role and content; calls of tools and their results have further keys
 
 
@@ -74,6 +80,7 @@ def read_messages(value: Any, setting: str) -> MessagesText:
                 f"has a message with {unread[0]}, but only text is supported",
                 "convert it to text with task.map",
             )
+        _report_ignored_keys(part, setting)
     messages = [_read_message(part, setting) for part in value]
     if unknown_roles := [message["role"] for message in messages if message["role"] not in ROLES]:
         raise ConfigError(
@@ -126,8 +133,9 @@ def _read_message(part: Mapping[str, Any], setting: str) -> Message:
                 "correct the rows, or convert them with task.map",
             )
         message["tool_calls"] = [_read_call(call, setting) for call in calls]
-    names = ("reasoning_content", *(("name", "tool_call_id") if message["role"] == "tool" else ()))
-    return message | {name: part[name] for name in names if isinstance(part.get(name), str)}
+    if message["role"] == "tool" and isinstance(part.get("tool_call_id"), str):
+        message["tool_call_id"] = part["tool_call_id"]
+    return message | _optional_texts(part, setting)
 
 
 def _read_call(call: Any, setting: str) -> dict[str, Any]:
@@ -146,6 +154,29 @@ def _read_call(call: Any, setting: str) -> dict[str, Any]:
         )
     found = {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
     return found | ({"id": call["id"]} if isinstance(call.get("id"), str) else {})
+
+
+def _optional_texts(message: Mapping[str, Any], setting: str) -> dict[str, str]:
+    """The name and the thought of a message. Raises `ConfigError` for values that are no text."""
+    texts: dict[str, str] = {}
+    for key in ("name", "reasoning_content", "reasoning"):
+        text = message.get(key)
+        if not isinstance(text, str | None):
+            rule = f"has a message with {key}={text!r:.60}, which is no text"
+            raise ConfigError(setting, rule, "convert it to text with task.map")
+        if text is not None:
+            texts.setdefault(key.replace("reasoning_content", "reasoning"), text)
+    if "reasoning" in texts:  # two names of one text
+        texts["reasoning_content"] = texts.pop("reasoning")
+    return texts
+
+
+def _report_ignored_keys(message: Mapping[str, Any], setting: str) -> None:
+    """Warn once of each key of messages that has no effect; Arrow writes null for keys that a message lacks."""
+    for key in message.keys() - READ_KEYS:
+        if message[key] not in (None, "", [], {}) and (setting, key) not in _reported:
+            _reported.add((setting, key))
+            _log.warning("%s has messages with %s, which has no effect", setting, escape_controls(str(key)[:40]))
 
 
 def _content_text(content: Any, setting: str) -> str:

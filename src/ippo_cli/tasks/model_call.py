@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ChatMessage = Mapping[str, Any]
-"""A message as in OpenAI's interface: role, content, and optionally tool_calls, tool_call_id and name."""
+"""A message as in OpenAI's interface: role, content, and optionally tool_calls, tool_call_id, name and
+reasoning_content."""
 
 
 class ModelCall(str):

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
-from ippo_cli.config.errors import IppoError
+from ippo_cli.config.errors import raise_interruption
 from ippo_cli.config.schema import PromptConfig
 from ippo_cli.tasks.dry_run import SupportsActions
 from ippo_cli.tasks.environment import Action, Environment
@@ -38,9 +38,8 @@ def play_lessons(
             break
         try:
             turns_by_agent = _play_episode(environment, agents, example, rng)
-        except IppoError:
-            raise
-        except (Exception, SystemExit):  # an exception fails only its episode, as in training
+        except BaseException as error:  # an exception fails only its episode, as in training
+            raise_interruption(error)
             continue
         steps += max(map(len, turns_by_agent.values()), default=0)
         for name, turns in turns_by_agent.items():

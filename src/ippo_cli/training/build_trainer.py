@@ -18,7 +18,7 @@ from ippo_cli.agents.initial import check_vocabularies, initial_weights, pin_rev
 from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.errors import Preempted, PreflightError, convert_storage_errors
 from ippo_cli.config.placement import read_placement
-from ippo_cli.config.schema import Advantage, Config, Mode
+from ippo_cli.config.schema import Config, Mode
 from ippo_cli.config.time_limit import resolve_deadline
 from ippo_cli.config.vllm import collects_ahead
 from ippo_cli.engine import distributed, progress
@@ -55,8 +55,8 @@ from ippo_cli.training.checkpoint import (
 )
 from ippo_cli.training.evaluate_critics import CriticEvaluator
 from ippo_cli.training.experience import ExperienceCollector
-from ippo_cli.training.monte_carlo import StateValueEstimator
-from ippo_cli.training.opponents import OpponentPool
+from ippo_cli.training.methods.build import build_methods
+from ippo_cli.training.methods.method import Method
 from ippo_cli.training.reward_calls import RewardCaller
 from ippo_cli.training.targets import Algorithm
 from ippo_cli.training.trainer import Trainer
@@ -120,12 +120,12 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
     state = _build_state(context, weights, checkpoint)
     state.curriculum = prepared.schedule.curriculum
     fault_point("init")
-    opponents = _build_opponents(context, state)
+    methods = build_methods(context.config, context.folder, state, context.device)
     if checkpoint is not None:
-        _restore(context, state, opponents, checkpoints, checkpoint)
+        _restore(context, state, methods, checkpoints, checkpoint)
     _record_start(context, state, has_optimizers=checkpoint is None or has_optimizers(checkpoint))
     console.print_warnings(context.log.record_warnings(prepared.warnings))
-    collector = _build_collector(context, prepared, state, opponents)
+    collector = _build_collector(context, prepared, state, methods)
     if checkpoint is not None and (files := find_episode_files(checkpoint)):
         state.collection = collector.read_collection(files, state.progress.iteration)
     recent = context.log.read_last_rows(WINDOW)
@@ -134,7 +134,7 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
         plan=prepared.batch_sizes,
         task=prepared.task,
         collector=collector,
-        opponents=opponents,
+        methods=methods,
         state=state,
         run=context.log,
         checkpoints=checkpoints,
@@ -205,17 +205,10 @@ def _build_state(context: RunContext, weights: dict[str, Path | str], checkpoint
     )
 
 
-def _build_opponents(context: RunContext, state: TrainingState) -> OpponentPool | None:
-    """The pool of earlier policies; None if agents play with current policies only."""
-    if not context.config.team.opponent_pool.every:
-        return None
-    return OpponentPool(context.config, context.folder, state.pool, context.device)
-
-
 def _restore(
     context: RunContext,
     state: TrainingState,
-    opponents: OpponentPool | None,
+    methods: Sequence[Method],
     checkpoints: CheckpointManager,
     checkpoint: Path,
 ) -> None:
@@ -232,8 +225,8 @@ def _restore(
         context.console.print_line(
             f"{checkpoint} has no optimizer states: optimizers are reinitialised, weights are restored"
         )
-    if opponents is not None:
-        opponents.verify_snapshots()
+    for method in methods:
+        method.check_resume()
     distributed.run_on_main(activate)
     context.console.print_line(f"resumed from {checkpoint}")
 
@@ -253,7 +246,7 @@ def _record_start(context: RunContext, state: TrainingState, *, has_optimizers: 
 
 
 def _build_collector(
-    context: RunContext, prepared: Prepared, state: TrainingState, opponents: OpponentPool | None
+    context: RunContext, prepared: Prepared, state: TrainingState, methods: Sequence[Method]
 ) -> ExperienceCollector:
     """The collector that plays and scores a run's episodes."""
     config, team = context.config, state.team
@@ -262,19 +255,6 @@ def _build_collector(
         build_generator({name: agent.initial_agent for name, agent in team.items()}) if needs_replays(config) else None
     )
     environments, generator = make_environment_pool(config.task), build_generator(team.generation_policies)
-    state_values = None
-    if config.algorithm.advantage is Advantage.monte_carlo:
-        state_values = StateValueEstimator(
-            config=config,
-            algorithm=state.algorithm,
-            team=team,
-            environments=environments,
-            formats=prepared.formats,
-            generator=generator,
-            reward=prepared.reward,
-            preemption=context.preemption,
-            device=context.device,
-        )
     return ExperienceCollector(
         config=config,
         team=team,
@@ -284,12 +264,10 @@ def _build_collector(
         generator=generator,
         initial_generator=initial_generator,
         build_generator=build_generator,
-        opponents=opponents,
-        needs_greedy=state.algorithm.needs_greedy,
+        methods=methods,
         rewards=RewardCaller(config=config, reward=prepared.reward, agents=team.names, preemption=context.preemption),
         preemption=context.preemption,
         device=context.device,
-        state_values=state_values,
         num_ahead=prepared.batch_sizes.num_iterations if collects_ahead(config) else 0,
         report_waiting=partial(context.console.show_progress, "collecting episodes"),
     )

@@ -51,7 +51,7 @@ from ippo_cli.runs.metric_names import present_metric_name
 from ippo_cli.runs.random_streams import restore_rng
 from ippo_cli.tasks.curriculum import Curriculum
 from ippo_cli.training.algorithm_state import AlgorithmState
-from ippo_cli.training.opponents import PoolState
+from ippo_cli.training.methods.opponents import PoolState
 from ippo_cli.training.targets import Algorithm
 
 SCHEMA_VERSION = 2

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
 from ippo_cli.agents.team import Team
-from ippo_cli.config.credit import is_credit_iteration
 from ippo_cli.config.errors import ResumeError
-from ippo_cli.config.reward_weights import reward_weights
-from ippo_cli.config.schema import Config, FollowedCandidate
+from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.reporting.stopwatch import Stopwatch
+from ippo_cli.rewards.baselines import CreditBaselines
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import RawScores, process_scores, score
+from ippo_cli.rewards.score import RawScores, process_scores
 from ippo_cli.rollout.background_collection import BackgroundCollection, EpisodeCollection
-from ippo_cli.rollout.branches import BranchEpisodes, State
 from ippo_cli.rollout.collect import OnEpisodes, collect
-from ippo_cli.rollout.continuations import collect_continuations
 from ippo_cli.rollout.episode_file import read_collection
 from ippo_cli.rollout.generator import Generator, SamplingStream, StreamingGenerator
 from ippo_cli.rollout.policy import GenerationPolicy
@@ -30,30 +27,22 @@ from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.training.credit import CreditBaselines, EpisodeReplays, compute_credit_baselines
-from ippo_cli.training.dynamic_sampling import CandidateGroups, RefilledBuffer, RewardedEpisodes, refill_buffer
-from ippo_cli.training.monte_carlo import StateValueEstimator
-from ippo_cli.training.opponents import OpponentPool
-from ippo_cli.training.reward_calls import RewardCaller
+from ippo_cli.training.methods.method import Buffer, FurtherTurns, Method, PlayBatch, Prompts
+from ippo_cli.training.reward_calls import RewardCaller, RewardedEpisodes
 from ippo_cli.training.sampler_gap import check_sampler_gap
-from ippo_cli.training.shared_rollouts import share_rollouts
-from ippo_cli.training.turn_groups import CandidateBuffer, CandidateRows, candidate_turns, collect_candidates
-from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores
+from ippo_cli.types import Batch, Episode, Experience, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectResult:
     """The experience of an iteration, with the updated score moments and failure information."""
 
+    buffer: Buffer
     experience: Experience
     moments: dict[str, ScoreMoments]  # of each agent's scores, updated with these episodes
     failure: str | None  # why rows have no reward; the same on all ranks
     environment_seconds: float  # spent in resetting and stepping environments
     following: EpisodeCollection | None  # in progress: the next iteration's episodes
-    start: int  # the position in the schedule of this iteration's first prompt
-    end: int  # the position in the schedule after this iteration's prompts
-    branch_tokens: int  # generated in branches for candidates of turns, over all ranks
-    candidates: CandidateGroups | None  # all groups, replaced ones included; None without refills and curriculum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +58,7 @@ class HeldOutEpisodes:
 
 @dataclass(kw_only=True)
 class ExperienceCollector:
-    """Plays and scores the episodes of one rank; does not change weights, moments or the opponent pool."""
+    """Plays and scores the episodes of one rank; does not change weights or moments."""
 
     config: Config
     team: Team
@@ -79,12 +68,10 @@ class ExperienceCollector:
     generator: Generator
     initial_generator: Generator | None  # samples from the initial policies; None if no replays are needed
     build_generator: Callable[[Mapping[str, GenerationPolicy]], Generator]  # for policies that include opponents
-    opponents: OpponentPool | None
-    needs_greedy: bool  # whether to collect greedy responses to the same prompts
+    methods: Sequence[Method]
     rewards: RewardCaller
     preemption: PreemptionHandler
     device: torch.device
-    state_values: StateValueEstimator | None  # with `advantage=monte_carlo`
     num_ahead: int  # iterations with episodes that can be collected during the training of the one before; 0: none
     report_waiting: Callable[[int, int], None]  # the numbers of finished and of all episodes, during a wait
     running: BackgroundCollection | None = None  # the last one that was started
@@ -103,99 +90,61 @@ class ExperienceCollector:
         the first prompt in the schedule; default: earlier iterations have drawn no additional prompts.
         """
         seconds_before = self.environments.seconds
-        draws = self._draws(iteration)
-        if start is None:
-            start = self.schedule.first_position(iteration)
-        positions, end = self.schedule.select(start, self.schedule.prompts_per_iteration)
-        batch = self._batch_at(positions)
-        greedy_episodes: list[Episode] = []
-        if self.needs_greedy:
-            with clock("rollout"):  # same purpose, so environments use the same random numbers
-                greedy_episodes = self._play_iteration(iteration, batch, replace(draws, greedy=True))
-        rewarded, following = self._collect_sampled(iteration, batch, draws, clock, started)
-        candidates = None
-        if self.config.rollout.refill_rounds or self.schedule.curriculum is not None:
-            refilled = self._refill(rewarded, positions, end, draws, clock)
-            rewarded, candidates, end = refilled.rewarded, refilled.candidates, refilled.end
-            batch = self._batch_at(refilled.positions)
-        episodes = rewarded.episodes
-        branched = None
-        if self.config.algorithm.turn_groups.candidates > 1:
-            branched = self._collect_candidates(episodes, draws, clock)
-            episodes = branched.episodes
-            if self.config.algorithm.turn_groups.follow is FollowedCandidate.best:
-                with clock("score"):
-                    rewarded = self.rewards.call(episodes)
-        rows = {} if branched is None else branched.rows
+        prompts = self._draw_prompts(iteration, start)
+        for method in self.methods:
+            method.play_before(self, prompts, partial(self._play_prompts, prompts), clock)
+        rewarded, following = self._collect_sampled(prompts, clock, started)
+        buffer = Buffer(prompts=prompts, rewarded=rewarded)
+        for method in self.methods:
+            buffer = method.revise(self, buffer, clock)
+        episodes = buffer.episodes
         with clock("rollout"):
-            sampled = self._build_rollouts(episodes, rows)
+            sampled = self.build_rollouts(episodes, buffer.further)
         with clock("score"):
-            raw_scores = self.rewards.combine(rewarded)
+            raw_scores = self.rewards.combine(buffer.rewarded)
         self.preemption.raise_if_any_rank_requested()
-        credit_baselines = self._credit_baselines(iteration, batch, draws, episodes, clock)
+        baselines = self._measure_baselines(buffer.prompts, episodes, clock)
         with clock("score"):
-            scored = process_scores(
-                raw_scores, episodes, self.config.reward, moments, credit_baselines, device=self.device
-            )
-        greedy = self._score_greedy(greedy_episodes, scored.moments, clock) if self.needs_greedy else {}
+            scored = process_scores(raw_scores, episodes, self.config.reward, moments, baselines, device=self.device)
         rollouts = self._recompute_logprobs(sampled, clock) if self.config.rollout.recompute_logprobs else sampled
         check_sampler_gap(self.config, self.team, sampled, rollouts)
-        shared = {}
-        if self.config.team.share_rollouts:
-            agents, exponent = self.config.task.agents, self.config.algorithm.cross_agent.exponent
-            with clock("logprobs"):
-                # A clipped ratio of two policies, unlike an importance weight, is of probabilities before filters.
-                shared = share_rollouts(
-                    self.team,
-                    episodes,
-                    rollouts,
-                    self.preemption.raise_if_any_rank_requested,
-                    unfiltered=[name for name in agents if exponent is not None and agents[name].rollout.has_filters],
-                )
-        state_values = {}
-        if self.state_values is not None:
-            with clock("continuations"):
-                state_values = self.state_values.estimate(episodes, rollouts, scored.scores, draws)
         with clock("targets"):
             views = self.team.critic_views(episodes, rollouts)
         experience = Experience(
-            batch=batch,
+            batch=buffer.prompts.batch,
             episodes=episodes,
             sampled=sampled,
             rollouts=rollouts,
-            scores={name: rows[name].widen(own) if name in rows else own for name, own in scored.scores.items()},
-            greedy=greedy,
+            scores=scored.scores,
+            greedy={},
             views=views,
-            state_values=state_values,
-            turn_groups={name: own.groups for name, own in rows.items()},
-            shared=shared,
         )
+        for method in self.methods:
+            experience = method.extend(self, buffer, experience, scored.moments, clock)
         environment_seconds = self.environments.seconds - seconds_before
         if started is not None:
             environment_seconds += started.environment_seconds
         if following is not None:
             environment_seconds -= following.environment_seconds
         return CollectResult(
+            buffer=buffer,
             experience=experience,
             moments=scored.moments,
-            failure=candidates.failure if candidates is not None and candidates.rounds else scored.failure,
+            failure=buffer.failure or scored.failure,
             environment_seconds=environment_seconds,
             following=following,
-            start=start,
-            end=end,
-            branch_tokens=0 if branched is None else branched.num_tokens,
-            candidates=candidates,
         )
 
     def collect_held_out(self, batch: Batch, draws: SamplingStream) -> HeldOutEpisodes:
         """Play held-out examples with the current policies, and call the reward. Collective."""
         episodes = self.play_episodes(batch, draws)
+        prompts = Prompts(iteration=0, draws=draws, start=0, positions=(), end=0, batch=batch)
         return HeldOutEpisodes(
             batch=batch,
             episodes=episodes,
-            rollouts=self._build_rollouts(episodes),
+            rollouts=self.build_rollouts(episodes),
             raw_scores=self.rewards.combine(self.rewards.call(episodes)),
-            credit_baselines=self._credit_baselines(0, batch, draws, episodes, Stopwatch()),
+            credit_baselines=self._measure_baselines(prompts, episodes, Stopwatch()),
         )
 
     def score_held_out(self, held_out: HeldOutEpisodes, moments: Mapping[str, ScoreMoments]) -> Experience:
@@ -279,9 +228,9 @@ class ExperienceCollector:
     def _batch(self, iteration: int) -> Batch:
         """This rank's examples of an iteration, if earlier ones have drawn no additional prompts. Collective."""
         first = self.schedule.first_position(iteration)
-        return self._batch_at(range(first, first + self.schedule.prompts_per_iteration))
+        return self.batch_at(range(first, first + self.schedule.prompts_per_iteration))
 
-    def _batch_at(self, positions: Sequence[int]) -> Batch:
+    def batch_at(self, positions: Sequence[int]) -> Batch:
         """This rank's examples of prompts at these positions of the schedule. Collective."""
         with distributed.synchronize_errors():
             return self.schedule.batch_at(positions, distributed.rank(), distributed.world_size())
@@ -290,154 +239,73 @@ class ExperienceCollector:
     def _draws(self, iteration: int) -> SamplingStream:
         return SamplingStream(seed=self.config.seed, purpose=f"train/{iteration}")
 
+    def _draw_prompts(self, iteration: int, start: int | None) -> Prompts:
+        """The prompts of an iteration from a position of the schedule on. Collective."""
+        if start is None:
+            start = self.schedule.first_position(iteration)
+        positions, end = self.schedule.select(start, self.schedule.prompts_per_iteration)
+        return Prompts(
+            iteration=iteration,
+            draws=self._draws(iteration),
+            start=start,
+            positions=positions,
+            end=end,
+            batch=self.batch_at(positions),
+        )
+
     def _collect_sampled(
-        self,
-        iteration: int,
-        batch: Batch,
-        draws: SamplingStream,
-        clock: Stopwatch,
-        started: EpisodeCollection | None,
+        self, prompts: Prompts, clock: Stopwatch, started: EpisodeCollection | None
     ) -> tuple[RewardedEpisodes, EpisodeCollection | None]:
         """The rewarded episodes of the first round; between episodes and rewards, starts to collect the next ones."""
+        iteration = prompts.iteration
         with self.rewards.stream() as streaming:
             with clock("rollout"):
                 if started is not None:
                     episodes = started.wait(self.report_waiting)
                 else:
                     on_finished = streaming.on_finished if streaming else None
-                    episodes = self._play_iteration(iteration, batch, draws, on_finished)
+                    episodes = self._play_prompts(prompts, prompts.draws, on_finished)
                 following = self.start_collection(iteration + 1, num_updates=iteration)
             with clock("score"):
                 rewarded = self.rewards.call(episodes, streaming)
             return rewarded, following
 
-    def _refill(
-        self, first: RewardedEpisodes, positions: Sequence[int], end: int, draws: SamplingStream, clock: Stopwatch
-    ) -> RefilledBuffer:
-        """Replace groups with equal scores by groups of further prompts, in up to `refill_rounds` rounds."""
-
-        def draw(positions: Sequence[int], earlier_rows: int) -> RewardedEpisodes:
-            self.preemption.raise_if_any_rank_requested()
-            batch = self._batch_at(positions)
-            with self.rewards.stream() as streaming:
-                with clock("rollout"):
-                    episodes = self.play_episodes(batch, draws, streaming.on_finished if streaming else None)
-                with clock("score"):
-                    return self.rewards.call(episodes, streaming, earlier_rows)
-
-        def combine(rewarded: RewardedEpisodes) -> RawScores:
-            with clock("score"):
-                return self.rewards.combine(rewarded)
-
-        return refill_buffer(
-            first,
-            positions,
-            end,
-            rounds=self.config.rollout.refill_rounds,
-            schedule=self.schedule,
-            agents=list(self.team),
-            all_agents=self.team.names,
-            draw=draw,
-            combine=combine,
-            settings=self.config.reward,
-        )
-
-    def _play_iteration(
-        self, iteration: int, batch: Batch, draws: SamplingStream, on_episodes: OnEpisodes | None = None
+    def _play_prompts(
+        self, prompts: Prompts, draws: SamplingStream, on_episodes: OnEpisodes | None = None
     ) -> list[Episode]:
-        """Play an iteration's episodes; those with opponents are played in separate batches."""
-        if self.opponents is None:
+        """Play an iteration's episodes, as the methods say."""
+
+        def play_all(batch: Batch, on_episodes: OnEpisodes | None) -> list[Episode]:
             return self.play_episodes(batch, draws, on_episodes)
 
-        def play_with(speakers: Mapping[str, GenerationPolicy], part: Batch, places: list[int]) -> list[Episode]:
-            def map_places(part_places: list[int], episodes: list[Episode]) -> None:
-                assert on_episodes is not None
-                on_episodes([places[place] for place in part_places], episodes)
+        play: PlayBatch = play_all
+        for method in self.methods:
+            play = method.wrap_play(self, prompts, draws, play)
+        return play(prompts.batch, on_episodes)
 
-            callback = None if on_episodes is None else map_places
-            generator = self.build_generator(speakers)
-            try:
-                return self.play_episodes(part, draws, callback, generator=generator)
-            finally:
-                generator.close()
-
-        return self.opponents.play_episodes(self.team, batch, iteration, play_with)
-
-    def _collect_candidates(
-        self, episodes: Sequence[Episode], draws: SamplingStream, clock: Stopwatch
-    ) -> CandidateBuffer:
-        """The episodes with candidates for every turn of trained agents. Collective."""
-
-        def play(episodes: Sequence[Episode], states: Sequence[State], count: int) -> BranchEpisodes:
-            self.preemption.raise_if_any_rank_requested()
-            return collect_continuations(
-                self.environments,
-                self.formats,
-                episodes,
-                states,
-                count,
-                self.generator,
-                draws,
-                keeps_other_actions=True,
-            )
-
-        with clock("rollout"):
-            return collect_candidates(self.config, self.team, self.rewards.interruptible, episodes, play, self.device)
-
-    def _build_rollouts(
-        self, episodes: Sequence[Episode], candidates: Mapping[str, CandidateRows] = MappingProxyType({})
+    def build_rollouts(
+        self, episodes: Sequence[Episode], further: Mapping[str, FurtherTurns] | None = None
     ) -> dict[str, Rollout]:
-        rollouts: dict[str, Rollout] = {}
-        for name, agent in self.config.task.agents.items():
-            further, first = candidate_turns(candidates, name)
-            rollouts[name] = build_rollout(
+        """Each agent's rows of the episodes; `further`: turns of agents beside those of the episodes."""
+        further = {} if further is None else further
+        return {
+            name: build_rollout(
                 episodes,
                 name,
                 device=self.device,
                 filtered=agent.rollout.has_filters,
-                candidates=further,
-                first_candidate=first,
+                candidates=further[name].turns if name in further else None,
+                first_candidate=further[name].first_number if name in further else 0,
             )
-        return rollouts
+            for name, agent in self.config.task.agents.items()
+        }
 
-    def _credit_baselines(
-        self, iteration: int, batch: Batch, draws: SamplingStream, episodes: Sequence[Episode], clock: Stopwatch
-    ) -> CreditBaselines:
-        """Each agent's credit baselines; empty if this iteration measures no credit."""
-        if not is_credit_iteration(self.config, iteration):
-            return {}
-
-        def play(part: Batch, generator: Generator) -> list[Episode]:
-            return self.play_episodes(part, draws, generator=generator)
-
-        replays = EpisodeReplays(
-            play=play,
-            batch=batch,
-            episodes=episodes,
-            purpose=draws.purpose,
-            generator=self.generator,
-            initial_generator=self.initial_generator,
-        )
-        with clock("credit"):
-            return compute_credit_baselines(
-                self.config, iteration, self.rewards.interruptible, replays, list(self.team)
-            )
-
-    def _score_greedy(
-        self, episodes: Sequence[Episode], moments: Mapping[str, ScoreMoments], clock: Stopwatch
-    ) -> dict[str, tuple[Rollout, Scores]]:
-        """Every agent's greedy rollout for the same examples, with scores computed as for the sampled episodes."""
-        with clock("score"):
-            scored = score(
-                self.rewards.interruptible,
-                episodes,
-                self.config.reward,
-                moments,
-                weights=reward_weights(self.config),
-                device=self.device,
-                observe=False,
-            )
-        return {name: (rows, scored.scores[name]) for name, rows in self._build_rollouts(episodes).items()}
+    def _measure_baselines(self, prompts: Prompts, episodes: Sequence[Episode], clock: Stopwatch) -> CreditBaselines:
+        """Each agent's baselines, by kind of credit."""
+        baselines: CreditBaselines = {}
+        for method in self.methods:
+            baselines |= method.measure_baselines(self, prompts, episodes, clock)
+        return baselines
 
     def _recompute_logprobs(self, sampled: dict[str, Rollout], clock: Stopwatch) -> dict[str, Rollout]:
         """The same rollouts, with log-probabilities of trainable agents recomputed by the training model."""

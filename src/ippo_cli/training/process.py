@@ -32,7 +32,7 @@ from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.runs.watchdog import Watchdog
 from ippo_cli.training.build_trainer import RunContext, build_trainer
 from ippo_cli.training.failure import error_file, handle_failure
-from ippo_cli.training.opponents import sort_ratings
+from ippo_cli.training.methods.opponents import sort_ratings
 from ippo_cli.training.run_report import write_run_report
 from ippo_cli.training.trainer import Trainer
 
@@ -104,8 +104,7 @@ def _train(
         error_file(folder, distributed.rank()).unlink(missing_ok=True)  # left by the attempt before a resume
         trainer = build_trainer(context)
         trainer.train()
-        if trainer.opponents is not None:
-            ratings = sort_ratings(trainer.opponents.ratings())
+        ratings = sort_ratings({name: own for method in trainer.methods for name, own in method.ratings().items()})
     except Preempted as leaving:
         run.finish("preempted")
         if not preemption.is_interrupted_twice:

@@ -8,13 +8,21 @@ from dataclasses import dataclass
 
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config
-from ippo_cli.rewards.contract import RewardFunction, close_reward
+from ippo_cli.rewards.contract import Reward, RewardFunction, close_reward
 from ippo_cli.rewards.score import RawScores, call_reward, combine_raw_scores
 from ippo_cli.rewards.streaming import StreamingReward, streaming_reward
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.signals import PreemptionHandler
-from ippo_cli.training.dynamic_sampling import RewardedEpisodes
 from ippo_cli.types import Episode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardedEpisodes:
+    """This rank's episodes of some prompts, and their rewards."""
+
+    episodes: list[Episode]
+    rewards: Reward
+    failure: Exception | None  # the first one on this rank
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ from ippo_cli.formulas import (
 )
 from ippo_cli.training.algorithm_state import AlgorithmState
 from ippo_cli.training.capabilities import add_scores, capability_ratio
-from ippo_cli.training.role_baselines import compute_role_baselines
+from ippo_cli.training.methods.role_baselines import compute_role_baselines
 from ippo_cli.training.row_inputs import DisagreementMasks, RowInputs, RowMasks, Source
 from ippo_cli.types import CriticView, Experience, Rollout, Scores, Targets
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -21,7 +21,6 @@ from ippo_cli.reporting.iteration_metrics import add_prefix, iteration_row, timi
 from ippo_cli.reporting.per_turn_metrics import logged_turn_counts, per_turn_metrics
 from ippo_cli.reporting.profile import profile_iteration
 from ippo_cli.reporting.run_log import RunLog
-from ippo_cli.reporting.shared_metrics import shared_metrics
 from ippo_cli.reporting.staleness import staleness_metrics
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.reporting.tool_metrics import tool_metrics
@@ -33,12 +32,11 @@ from ippo_cli.runs.folder import resume_command
 from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.task import Task, agents_with_tools, max_turns_by_agent
 from ippo_cli.training.checkpoint import CheckpointManager, TrainingState
-from ippo_cli.training.dynamic_sampling import candidate_metrics
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.evaluate_critics import CriticEvaluator
 from ippo_cli.training.experience import CollectResult, ExperienceCollector
 from ippo_cli.training.experience_warnings import experience_warnings
-from ippo_cli.training.opponents import OpponentPool
+from ippo_cli.training.methods.method import Method, Outcome
 from ippo_cli.training.resume_point import ResumePoint
 from ippo_cli.training.return_normalization import start_normalization
 from ippo_cli.training.row_inputs import group_by_author
@@ -56,7 +54,7 @@ class Trainer:
     plan: BatchSizes
     task: Task
     collector: ExperienceCollector
-    opponents: OpponentPool | None
+    methods: Sequence[Method]
     state: TrainingState
     run: RunLog
     checkpoints: CheckpointManager
@@ -153,9 +151,8 @@ class Trainer:
         state, clock, iteration = self.state, Stopwatch(self.console.show_phase), self.state.progress.iteration
         team, algorithm = state.team, state.algorithm
         context = StepContext(seed=self.config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
-        if self.opponents is not None:
-            with clock("opponents"):
-                self.opponents.add_due_snapshot(team, iteration)
+        for method in self.methods:
+            method.begin(team, iteration, clock)
         planned = self.collector.schedule.first_position
         start = planned(iteration) + state.progress.extra_prompts
         collected = self.collector.collect_iteration(iteration, state.moments, clock, state.collection, start)
@@ -170,35 +167,43 @@ class Trainer:
             )
             release_free_memory()
         targets = {source.agent: own for source, own in all_targets.items() if not source.is_shared}
-        shared = group_by_author(all_targets)
         self.resume_point.has_changed_weights = True
         with clock("update"):
             turns = logged_turn_counts(team, experience.episodes, self.max_turns, self.config.tracker.turns)
+            shared = group_by_author(all_targets)
             stats = update_team(team, experience, targets, self.config, context, turns, self.console.show_phase, shared)
             team.update_references(iteration + 1)
         if collected.following is not None and updates_in_flight(self.config):
             with clock("rollout"):
                 collected.following.transfer_weights(iteration + 1)
         row = self._build_row(collected, targets, stats, turns, clock)
-        if shared:
-            settings, recent_scores = self.config.algorithm, algorithm.state.recent_scores
-            row |= shared_metrics(experience, targets, shared, recent_scores, settings)
-        row |= {f"{name}/targets/role_baseline": mean for name, mean in next_state.role_baselines.items()}
-        if self.opponents is not None:
-            row |= self.opponents.record_games(experience.episodes, iteration)
+        outcome = Outcome(
+            team=team,
+            buffer=collected.buffer,
+            experience=experience,
+            targets=all_targets,
+            state_before=algorithm.state,
+            state_after=next_state,
+        )
+        for method in self.methods:
+            row |= method.metrics(outcome)
+        self._commit(collected, outcome, row)
+        return experience, targets
+
+    def _commit(self, collected: CollectResult, outcome: Outcome, row: dict[str, float]) -> None:
+        """Complete an iteration: its state, metrics and resume point. Collective."""
+        state, iteration = self.state, self.state.progress.iteration
         self.saving_seconds = 0.0
-        algorithm.state, state.moments = next_state, collected.moments
+        state.algorithm.state, state.moments = outcome.state_after, collected.moments
         state.progress.iteration, state.progress.row, state.collection = iteration + 1, row, collected.following
-        if state.curriculum is not None and collected.candidates is not None:
-            schedule, candidates = self.collector.schedule, collected.candidates
-            rates = state.curriculum.success_rates(candidates.scores.joint.tolist())
-            state.curriculum.record([schedule.row_at(position) for position in candidates.positions], rates)
-        state.progress.extra_prompts = collected.end - planned(iteration + 1)
+        for method in self.methods:
+            method.commit(self.collector, outcome)
+        following = self.collector.schedule.first_position(iteration + 1)
+        state.progress.extra_prompts = collected.buffer.prompts.end - following
         self._set_resume_point()
         progress.record_iteration()
-        if self.opponents is not None:
-            self.opponents.remove_unused_snapshots()
-        return experience, targets
+        for method in self.methods:
+            method.clean_up()
 
     def _build_row(
         self,
@@ -213,12 +218,6 @@ class Trainer:
         coefs = self.state.algorithm.active_kl_coefs(team)
         row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.max_turns)
         row |= per_turn_metrics(team, experience, targets, turns)
-        candidates = collected.candidates
-        if candidates is not None and self.config.rollout.refill_rounds:
-            row |= candidate_metrics(candidates, list(team), self.plan.prompts_per_iteration)
-        if self.state.curriculum is not None and candidates is not None:
-            skipped = collected.end - collected.start - len(candidates.positions)
-            row |= self.state.curriculum.metrics(skipped, len(candidates.positions))
         row |= tool_metrics(agents_with_tools(self.config.task), experience.episodes)
         started = self.state.collection
         row |= timing_metrics(
@@ -228,12 +227,10 @@ class Trainer:
             clock.seconds,
             self.saving_seconds,
             None if started is None else started.seconds,
-            None if candidates is None else candidates.tokens,
+            collected.buffer.generated_tokens,
         )
         if started is not None:
             row |= staleness_metrics(team.names, experience.episodes, started.iterations, iteration)
-        if self.config.algorithm.turn_groups.candidates > 1:
-            row["turn_groups/branch_tokens"] = float(collected.branch_tokens)
         row["time/environments"] = collected.environment_seconds
         row |= self.collector.generator.take_seconds()
         return row
@@ -274,8 +271,9 @@ class Trainer:
             began = time.perf_counter()
             found = self._evaluate()
             row = row | add_prefix("eval", found.metrics) | {"time/evaluation": time.perf_counter() - began}
-        if self.opponents is not None and self.config.team.opponent_pool.elo:
-            self.run.write_table("elo.json", self.opponents.rating_rows())
+        for method in self.methods:
+            for name, rows in method.tables().items():
+                self.run.write_table(name, rows)
         with distributed.synchronize_errors():
             self.run.log_row(row)
             self.console.show_iteration(row, self.plan.last_iteration)

@@ -292,6 +292,7 @@ def test_long_run_of_blanks_is_linear() -> None:
 
 
 SUM = "n = int(input())\nprint(sum(map(int, input().split())) / n)\n"
+SUM_OF_INPUT = "(lambda n: sum(map(int, input().split())) / n)(int(input()))"
 SUMS = json.dumps({"inputs": ["2\n1 2\n", ["1", "5"]], "outputs": ["1.5\n", "5.0"]})
 
 
@@ -302,6 +303,23 @@ SUMS = json.dumps({"inputs": ["2\n1 2\n", ["1", "5"]], "outputs": ["1.5\n", "5.0
         ("import sys\nn, *xs = map(int, open(0).read().split())\nprint(sum(xs) / n)\nsys.exit()", SUMS, 1.0),
         ("if __name__ == '__main__':\n    " + SUM.replace("\n", "\n    "), SUMS, 1.0),
         ("import sys\nsys.stdout.buffer.write(b'1.5')", SUMS, 0.5),
+        (f"{SUM}exit()", SUMS, 1.0),
+        (f"{SUM}if n > 1:\n    quit(0)\nprint()", SUMS, 1.0),
+        (f"import asyncio\nasync def main():\n    print({SUM_OF_INPUT})\nasyncio.run(main())", SUMS, 1.0),
+        (f"import threading\nthreading.Thread(target=lambda: print({SUM_OF_INPUT})).start()", SUMS, 1.0),
+        (f"import atexit\natexit.register(lambda: print({SUM_OF_INPUT}))", SUMS, 1.0),
+        (f"import os\nprint({SUM_OF_INPUT}, flush=True)\nos._exit(0)", SUMS, 1.0),
+        (f"import os\nprint({SUM_OF_INPUT}, flush=True)\nos._exit(1)", SUMS, 0.0),
+        (f"import os\nprint({SUM_OF_INPUT})\nos._exit(0)", SUMS, 0.0),
+        ("n, *xs = map(int, open('/dev/stdin').read().split())\nprint(sum(xs) / n)", SUMS, 1.0),
+        (
+            "from pathlib import Path\nn, *xs = map(int, Path('/dev/stdin').read_text().split())\nprint(sum(xs) / n)",
+            SUMS,
+            1.0,
+        ),
+        ("print('\u0665.\u0660')", SUMS, 0.0),
+        ("print('5_0e-1')", SUMS, 0.0),
+        ("print('50e-1')", SUMS, 0.5),
         ("print('1.5')\nraise SystemExit(1)", SUMS, 0.0),
         ("import os\nos._exit(0)", SUMS, 0.0),
         ("print(", SUMS, 0.0),
@@ -331,6 +349,10 @@ def test_invalid_inputs_and_outputs(test: str) -> None:
         "    return sum(await asyncio.gather(one(x), one(x)))\n"
         "async def one(x):\n    return x\n",
         "class Solution:\n    async def double(self, x):\n        return 2 * x\n",
+        "import asyncio\nasync def one(x):\n    return 2 * x\n\ndef double(x):\n    return asyncio.run(one(x)) * 1\n",
+        "import asyncio\nasync def double(x):\n    return await asyncio.to_thread(lambda: one(x))\n\n"
+        "def one(x):\n    return 2 * x\n",
+        "def double(x):\n    return 2 * x\n\nprint(double(int(input())))\nwrong = input()\n",
     ],
 )
 def test_methods_and_coroutines(text: str, kind: str) -> None:
@@ -339,6 +361,17 @@ def test_methods_and_coroutines(text: str, kind: str) -> None:
         said(text.replace("return 2 * x", "return x").replace("return x\n", "return 3 * x\n"), kind=kind)["passed"]
         == 0.0
     )
+
+
+def test_returned_ranges_and_fractions(kind: str) -> None:
+    program = "from fractions import Fraction\ndef double(x): return Fraction(2 * x) if x > 9 else range(2 * x)"
+    test = (
+        "def check(candidate):\n    assert candidate(10**20) * 3 == 6 * 10**20\n    assert list(candidate(1)) == [0, 1]"
+    )
+    assert said(program, test, kind=kind)["passed"] == 1.0
+    # A list of a longer range could fill the memory of the process that runs the tests.
+    assert said("def double(x): return range(10**12)", "assert list(double(1))[0] == 0", kind=kind)["passed"] == 0.0
+    assert said("def double(x): return Fraction(1, 0)", test, kind=kind)["passed"] == 0.0
 
 
 def test_integer_of_many_digits(kind: str) -> None:

@@ -38,8 +38,26 @@ FORMS = {
     "under if": fenced("if True:\n    def double(x):\n        return 2 * x\n"),
     "under try": fenced("try:\n    import math\nexcept ImportError:\n    pass\nelse:\n    double = lambda x: 2 * x\n"),
     "continued by >": fenced("def double(x):\n    return 2 * x\n\ny = (1\n> 2)\n"),
+    "class": fenced("class double:\n    def __new__(cls, x):\n        return 2 * x\n"),
+    "instance": fenced("class Twice:\n    def __call__(self, x):\n        return 2 * x\n\ndouble = Twice()\n"),
+    "partial function": fenced("import functools, operator\ndouble = functools.partial(operator.mul, 2)\n"),
+    "result of a call": fenced("def make():\n    return lambda x: 2 * x\n\ndouble = make()\n"),
+    "import with a use in a later block": fenced("def double(x):\n    return 2 * x\n")
+    + fenced("from solution import double\nassert double(1) == 2\n")
+    + fenced("double = list(map(double, [1, 2]))\n"),
+    "byte order mark": "\ufeffdef double(x):\n    return 2 * x\n",
+    "inline code": "It is `x * 2`, so `def double(x): return 2 * x`.",
+    "interactive session": ">>> def double(x):\n...     return 2 * x\n...\n>>> double(2)\n4\n",
+    "interactive session in a block": fenced(">>> def double(x):\n...     return 2 * x\n>>> double(2)\n4\n"),
     "think as a string": fenced("A = '</think>'\n\ndef double(x):\n    return 2 * x\n"),
 }
+
+
+def test_import_from_the_standard_library() -> None:
+    test = "assert neg(3) == -3\nassert neg(1) == -1\n"
+    assert judge([fenced("from operator import neg\n")], ["neg"], "", test, "unsafe_local", 5.0)["passed"] == 1.0
+    found = judge([fenced("from solution import neg\n")], ["neg"], "", test, "unsafe_local", 5.0)
+    assert found["why"] == "a function is missing"
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +19,11 @@ from ippo_cli.tasks.programs.chat_completions import (
 
 USER = {"role": "user", "content": "Hello"}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}, "strict": True}}
+STRICT = {"tools.function.strict": True}
+OBFUSCATION = {"stream_options.include_obfuscation": True}
+SWITCHES = ("stream", "logprobs", "return_token_ids")
 CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+SURROGATE = {**CALL, "function": {"name": "add", "arguments": '{"\\ud800": 2}'}}
 
 
 def body(*messages: Any, **settings: Any) -> dict[str, Any]:
@@ -29,12 +34,16 @@ def body(*messages: Any, **settings: Any) -> dict[str, Any]:
     ("settings", "ignored"),
     [
         ({"temperature": 0.0}, {"temperature": 0.0}),
-        ({"tool_choice": "required", "tools": [ADD]}, {"tool_choice": "required"}),
+        ({"tool_choice": "required", "tools": [ADD]}, {"tool_choice": "required", **STRICT}),
         (
             {"tool_choice": {"type": "function", "function": {"name": "add"}}, "tools": [ADD]},
-            {"tool_choice": "function"},
+            {"tool_choice": "function", **STRICT},
         ),
-        ({"tool_choice": "auto", "tools": [ADD], "parallel_tool_calls": False}, {}),
+        ({"tool_choice": "auto", "tools": [ADD]}, STRICT),
+        ({"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
+        ({"max_tokens": 9}, {"max_tokens": "9 above rollout.max_new_tokens=8"}),
+        ({"max_completion_tokens": 8, "max_tokens": 1}, {}),
+        ({"stream_options": {"include_usage": True, "include_obfuscation": True}}, OBFUSCATION),
         ({"response_format": {"type": "text"}}, {}),
         ({"response_format": {"type": "json_object"}}, {"response_format": "json_object"}),
         (
@@ -56,7 +65,36 @@ def test_settings_of_frameworks_are_accepted(settings: dict[str, Any], ignored: 
     request = parse_chat_request(body(**settings), ["low"])
     assert request.call.tools == (settings.get("tools") or [])
     assert not request.streams
-    assert find_ignored_settings(body(**settings)) == ignored
+    assert find_ignored_settings(body(**settings), 8) == ignored
+
+
+@pytest.mark.parametrize("choice", ["none", {"type": "none"}])
+def test_tools_are_not_shown_if_none_may_be_called(choice: Any) -> None:
+    assert parse_chat_request(body(tools=[ADD], tool_choice=choice), ["low"]).call.tools == []
+
+
+def test_smaller_limit_of_tokens_is_obeyed() -> None:
+    for limits in ((2, 3), (3, 2)):
+        settings = dict(zip(("max_tokens", "max_completion_tokens"), limits, strict=True))
+        assert parse_chat_request(body(**settings), ["low"]).call.max_new_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "ignored"),
+    [
+        ({"weight": 0, "cache_control": {"type": "ephemeral"}}, ("weight", "cache_control")),
+        (
+            {"content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+            ("content.cache_control",),
+        ),
+        ({"role": "assistant", "tool_calls": [{**CALL, "extra": 1, "index": 0}]}, ("tool_calls.extra",)),
+        ({"refusal": None, "annotations": [], "prefix": False, "audio": None, "function_call": None}, ()),
+    ],
+)
+def test_keys_of_messages_that_have_no_effect_are_found(message: Any, ignored: Sequence[str]) -> None:
+    invalid = body({**USER, **message})
+    parse_chat_request(invalid, ["low"])
+    assert [*find_ignored_settings(invalid)] == [f"messages.{key}" for key in ignored]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +114,10 @@ def test_settings_of_frameworks_are_accepted(settings: dict[str, Any], ignored: 
                 "content": "",
                 "tool_calls": [{**CALL, "function": {"name": "add", "arguments": {"a": 2}}}],
             },
+        ),
+        (
+            {"role": "assistant", "content": "a", "reasoning": "why"},
+            {"role": "assistant", "content": "a", "reasoning_content": "why"},
         ),
         (
             {"role": "tool", "content": None, "tool_call_id": "a"},
@@ -108,6 +150,28 @@ def test_messages_of_frameworks_are_accepted(message: Any, parsed: Any) -> None:
         (body(tools=[{"type": "custom", "custom": {"name": "add"}}]), "a function with a name"),
         (body(response_format="json"), "response_format must be an object"),
         (body(stream=True, stream_options=True), "stream_options must be an object"),
+        *[(body(**{key: value}), f"{key} must be true or false") for key in SWITCHES for value in ("true", 1, 0)],
+        (body(stream_options={"include_usage": "yes"}), "include_usage must be true or false"),
+        (body(stop=0), "stop must be"),
+        (body(stop=False), "stop must be"),
+        (body(tools=0), "tools must be a list"),
+        (body(max_tokens="a", max_completion_tokens=1), "positive integer"),
+        (body({**USER, "name": 5}), "name of a message must be text"),
+        (
+            body({**USER, "function_call": {"name": "add"}}),
+            "function_call of a message is not supported: use tool_calls",
+        ),
+        (body({**USER, "refusal": "No."}), "refusal of a message is not supported: send its text"),
+        (body({**USER, "prefix": True}), "prefix of a message is not supported"),
+        (
+            body({**USER, "reasoning": "a", "reasoning_content": "b"}),
+            "reasoning and reasoning_content of a message differ",
+        ),
+        (body({**USER, "name": "\ud800"}), "a message has an unpaired surrogate"),
+        (body({**USER, "reasoning_content": "\ud800"}), "a message has an unpaired surrogate"),
+        (body(USER, {"role": "assistant", "tool_calls": [SURROGATE]}), "a message has an unpaired surrogate"),
+        (body(tools=[{**ADD, "\ud800": 1}]), "a tool has an unpaired surrogate"),
+        (body(chat_template_kwargs={"style": ["\ud800"]}), "chat_template_kwargs has an unpaired surrogate"),
         (body(max_tokens=0), "positive integer"),
         (body(max_completion_tokens=0), "positive integer"),
         (body(seed="a"), "seed must be an integer"),

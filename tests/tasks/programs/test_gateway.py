@@ -52,10 +52,10 @@ def test_settings_without_effect_are_reported_once(
     gateway: Gateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_module, "_reported", set())
-    session = CallSession(agents=["low"], stop_strings={})
+    session = CallSession(agents=["low"], stop_strings={}, max_new_tokens={"low": 1000})
     gateway.open(session)
     settings = {"temperature": 0.5, "tool_choice": "required", "response_format": {"type": "json_object"}}
-    body = {"model": "low", "messages": [{"role": "user", "content": "Hello"}], **settings}
+    body = {"model": "low", "messages": [{"role": "user", "content": "Hello"}], **settings, "max_tokens": 1001}
     answers: list[tuple[int, Any]] = []
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -68,8 +68,13 @@ def test_settings_without_effect_are_reported_once(
             client.join(10)
     assert [(status, answer["choices"][0]["message"]["content"]) for status, answer in answers] == [(200, "Yes.")] * 2
     found = [record.getMessage() for record in caplog.records]
-    assert len(found) == 3
-    for setting in ("temperature=0.5", "tool_choice=required", "response_format=json_object"):
+    assert len(found) == 4
+    for setting in (
+        "temperature=0.5",
+        "tool_choice=required",
+        "response_format=json_object",
+        "max_tokens=1001 above rollout.max_new_tokens=1000",
+    ):
         assert sum(f"has {setting}, which has no effect" in text for text in found) == 1
 
 

@@ -11,6 +11,7 @@ from chats import CHATML, Family, tokenizer_of
 
 from ippo_cli.config.schema import ToolFormat
 from ippo_cli.tasks.tools.formats import (
+    MARKERS,
     ParsedResponse,
     ToolCall,
     decode_with_markers,
@@ -286,3 +287,11 @@ def test_markers_that_are_special_tokens_are_decoded_but_the_stop_token_is_not()
     assert "<tool_call>" not in tokenizer.decode(ids, skip_special_tokens=True)
     assert decode_with_markers(ids, tokenizer) == text
     assert decode_with_markers([], tokenizer) == ""
+
+
+@pytest.mark.parametrize("format", [member for member in ToolFormat if member is not ToolFormat.gpt_oss])
+@pytest.mark.parametrize("marker", MARKERS)
+def test_markers_in_arguments_of_calls_without_markers(format: ToolFormat, marker: str) -> None:
+    call = ToolCall("save", {"text": f"a {marker} b"})
+    text = json.dumps({"name": call.name, "parameters": call.arguments})
+    assert parse_tool_calls(f"Now.{text}", format) == ParsedResponse("Now.", (call,))

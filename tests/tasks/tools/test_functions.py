@@ -101,6 +101,9 @@ def test_a_sandboxed_tool_has_no_network_and_no_files(tmp_path: Path, bwrap: str
         assert call(runner, "look", path=str(secret)) == (text, False)
         assert call(runner, "look", path=0, self=1)[0].startswith("Error: TypeError")
         runner.close()
+    for entry in ("paint", "choose"):
+        with pytest.raises(ConfigError, match="and calls in the sandbox have plain named arguments; use JSON types"):
+            load_agent_tools("solo", replace(CONFIG, tools=f"{UNUSUAL}:{entry}", tool_sandbox=True))
     file.write_text("import numpy\ndef look() -> bool:\n    'Look.'\n    return True\n")
     with pytest.raises(ConfigError, match=r"cannot be imported in the sandbox \(ModuleNotFoundError: .*numpy"):
         load_agent_tools("solo", replace(CONFIG, tools=str(file), tool_sandbox=True))
@@ -128,6 +131,12 @@ def write(tmp_path: Path) -> Callable[[str], str]:
         ("def f(a: int): pass", "has no docstring"),
         ("def f(): pass\nf.schema = {'name': 'g', 'parameters': {}}", "its name is 'g'"),
         ("def f(): pass\nf.schema = {'name': 'f'}", "it has no parameters"),
+        (r"def f(): '\ud800'", "surrogates not allowed"),
+        ("class A: pass\nTOOLS = [A]", "is a class, and .*; name a function, or an object with __call__"),
+        (
+            "from functools import cache\n@cache\nasync def f(): 'x'",
+            "caches an async function, and its coroutine can be awaited only once; cache a function without async",
+        ),
     ],
 )
 def test_errors_of_the_users_file(text: str, message: str, write: Callable[[str], str]) -> None:
@@ -153,7 +162,7 @@ def unusual() -> Iterator[ToolRunner]:
     tools = load_agent_tools("solo", replace(CONFIG, tools=UNUSUAL))
     assert tools is not None
     names = ["cached", "square", "two", "decorated", "wrapped", "search", "generate", "make_object", "read_later"]
-    assert [tool.name for tool in tools.tools] == names
+    assert [tool.name for tool in tools.tools] == [*names, "paint", "choose", "make"]
     parameters = {tool.name: tool.schema["function"]["parameters"] for tool in tools.tools}
     assert list(parameters["square"]["properties"]) == ["base", "note"]
     assert parameters["two"]["required"] == ["exponent"]
@@ -176,6 +185,22 @@ def unusual() -> Iterator[ToolRunner]:
         ("generate", {"n": 1}, "Error: TypeError: the tool returned a value of type generator; return text, ", True),
         ("make_object", {"n": 1}, "Error: TypeError: the tool returned a value of type object; return text, ", True),
         ("read_later", {"n": 1}, "1.0", False),
+        ("paint", {"color": "red", "more": [2, None]}, '["RED", "TWO", null, null, "x"]', False),
+        ("paint", {"color": 2, "more": [], "other": "red", "shade": "y"}, '["TWO", "RED", "y"]', False),
+        ("paint", {"color": "blue", "more": []}, "Error: ValueError: 'blue' is not a valid Color", True),
+        ("paint", {"color": "red"}, "Error: TypeError: missing a required", True),
+        ("choose", {"k": 1}, "[1, 1]", False),
+        ("choose", {"k": 1, "other": 2}, "[1, 2]", False),
+        ("choose", {"other": 2}, "Error: TypeError: missing a required argument: 'k'", True),
+        ("make", {"kind": "deque"}, "[1, 2]", False),
+        ("make", {"kind": "range"}, "[0, 1, 2]", False),
+        ("make", {"kind": "keys"}, '["b", "a"]', False),
+        ("make", {"kind": "enum"}, '"red"', False),
+        ("make", {"kind": "decimal"}, '"1.50"', False),
+        ("make", {"kind": "bytes"}, "Error: TypeError: the tool returned a value of type bytes; return text, ", True),
+        ("make", {"kind": "function"}, "Error: TypeError: the tool returned a value of type builtin_function", True),
+        ("make", {"kind": "class"}, "Error: TypeError: the tool returned a value of type EnumType", True),
+        ("make", {"kind": "iterator"}, "Error: TypeError: the tool returned a value of type count", True),
     ],
 )
 def test_unusual_tools(

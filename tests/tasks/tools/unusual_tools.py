@@ -1,8 +1,12 @@
 """Tools that are no plain functions, and tools with unusual results."""
 
 import datetime
-from functools import cache, lru_cache, partial, wraps
+from collections import deque
+from decimal import Decimal
+from enum import Enum
+from functools import cache, lru_cache, partial, singledispatch, wraps
 from inspect import signature
+from itertools import count
 from os.path import exists  # noqa: F401  # imported functions are no tools
 
 import numpy as np
@@ -110,3 +114,42 @@ async def read_later(n: int) -> int:
         n: N.
     """
     return np.float64(n)
+
+
+class Color(Enum):
+    RED = "red"
+    TWO = 2
+
+
+def paint(color: Color, more: list[Color | None], /, other: Color | None = None, *, shade: str = "x") -> list:
+    """P.
+
+    Args:
+        color: C.
+        more: M.
+        other: O.
+        shade: S.
+    """
+    return [color.name, *(part and part.name for part in more), other and other.name, shade]
+
+
+@singledispatch
+def choose(k: int, other: int = 1) -> list:
+    """C.
+
+    Args:
+        k: K.
+        other: O.
+    """
+    return [k, other]
+
+
+def make(kind: str):
+    """M.
+
+    Args:
+        kind: K.
+    """
+    values = {"deque": deque([1, 2]), "range": range(3), "keys": {"b": 1, "a": 2}.keys(), "enum": Color.RED}
+    values |= {"decimal": Decimal("1.50"), "bytes": b"abc", "function": print, "class": Color, "iterator": count()}
+    return values[kind]

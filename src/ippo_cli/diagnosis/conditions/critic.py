@@ -20,7 +20,13 @@ from ippo_cli.diagnosis.finding import (
     metric_evidence,
 )
 from ippo_cli.diagnosis.rates import FAR
-from ippo_cli.diagnosis.series import column_mean, has_gained, trained_agents
+from ippo_cli.diagnosis.series import (
+    column,
+    column_mean,
+    has_gained,
+    metric_value,
+    trained_agents,
+)
 
 WINDOW = 50  # iterations after which a critic has to explain something
 FIRST_ROWS = 3  # iterations before rules about the start of a run apply
@@ -89,7 +95,7 @@ def find_slow_critic(observations: Observations) -> Outcome:
     config, rows = observations.config, observations.rows
     names = [name for name in trained_agents(config) if _is_biased(config, rows, name)]
     if names:
-        value, target = (rows[-1][f"{names[0]}/targets/{key}"] for key in ("value", "return"))
+        value, target = (metric_value(rows[-1], f"{names[0]}/targets/{key}") for key in ("value", "return"))
         done = int(rows[-1]["iteration"])
         text = f"values of {join_names(names)} are {value:.3f} after {done} iterations and returns {target:.3f}"
         return _critic_finding(observations, names, text)
@@ -120,8 +126,8 @@ def _critic_finding(observations: Observations, names: Sequence[str], text: str)
 def _explained_variances(rows: Sequence[Row], name: str) -> list[float]:
     """Values of the last rows with score variance."""
     key = f"{name}/value/explained_variance"
-    known = [row for row in rows if not math.isnan(row.get(key, math.nan)) and row[f"{name}/score/std"] > 0]
-    return [row[key] for row in known[-LAST_ROWS:]]
+    known = [row for row in rows if metric_value(row, f"{name}/score/std") > 0]
+    return column(known, key)[-LAST_ROWS:]
 
 
 def _is_uninformative(observations: Observations, name: str) -> bool:

@@ -126,7 +126,10 @@ def _unchanged_reason(observations: Observations, name: str) -> tuple[str, tuple
     if part is None:
         return None
     rate, steps, norm = (f"{holder}/{part}/{key}" for key in ("learning_rate", "steps", "grad_norm"))
-    total_steps = sum(column(rows, steps))
+    counts = column(rows, steps)
+    if not counts:
+        return None  # no row has the number: nothing is known
+    total_steps = sum(counts)
     if not total_steps:
         warmup = config.algorithm.critic_warmup
         return f"no optimizer step in {len(rows)} iterations (algorithm.critic_warmup={warmup})", (

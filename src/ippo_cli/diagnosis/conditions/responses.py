@@ -18,7 +18,14 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.text import join_names
 from ippo_cli.diagnosis.finding import Certainty, Evidence, Finding, NotChecked, Observations, Outcome, metric_evidence
-from ippo_cli.diagnosis.series import MIN_ROWS, column_mean, has_gained, last_rows, trained_agents
+from ippo_cli.diagnosis.series import (
+    MIN_ROWS,
+    column_mean,
+    has_gained,
+    last_rows,
+    metric_value,
+    trained_agents,
+)
 
 # Tasks with responses of exactly the limit's length, or with episodes that end at the environment's limit.
 FIXED_LENGTHS = (LettersConfig, GridConfig, EnvironmentTaskConfig, ProgramConfig)
@@ -45,7 +52,7 @@ def find_truncation(observations: Observations) -> Outcome:
 
     def is_always_truncated(name: str) -> bool:
         several_turns = f"{name}/rollout/cut_fraction" in rows[-1]  # their rows are also truncated at other limits
-        return not several_turns and rows[-1][f"{name}/rollout/truncated_fraction"] >= NEARLY_ALL
+        return not several_turns and metric_value(rows[-1], f"{name}/rollout/truncated_fraction") >= NEARLY_ALL
 
     cut = [name for name in config.task.agents if is_always_truncated(name)]
     if not cut:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+from ippo_cli.config.critic_fitting import primary_metric
 from ippo_cli.config.schema import has_seed_examples
-from ippo_cli.config.text import join_names
+from ippo_cli.config.text import format_count, join_names
 from ippo_cli.diagnosis.finding import (
     Certainty,
     Evidence,
@@ -28,6 +29,7 @@ from ippo_cli.diagnosis.series import (
     correlation,
     last_rows,
     measure_change,
+    metric_value,
     score_change,
     trained_agents,
 )
@@ -53,14 +55,14 @@ def find_equal_scores(observations: Observations) -> Outcome:
         if not observations.is_from_start or len(rows) < FIRST_ROWS:
             return False
         silent = f"{name}/targets/zero_advantage_fraction"
-        return all(row[f"{name}/score/std"] == 0 or row.get(silent, 0.0) >= NEARLY_ALL for row in rows)
+        return all(metric_value(row, f"{name}/score/std") == 0 or row.get(silent, 0.0) >= NEARLY_ALL for row in rows)
 
     def has_collapsed(name: str) -> bool:
         """Constant scores below an earlier mean; constant maximum scores are not a collapse."""
         before, last = rows[:-LAST_ROWS], rows[-LAST_ROWS:]
         mean = f"{name}/score/mean"
-        constant = len(last) == LAST_ROWS and all(row[f"{name}/score/std"] == 0 for row in last)
-        return constant and any(row[mean] > last[-1][mean] + 1e-6 for row in before)
+        constant = len(last) == LAST_ROWS and all(metric_value(row, f"{name}/score/std") == 0 for row in last)
+        return constant and any(metric_value(row, mean) > metric_value(last[-1], mean) + 1e-6 for row in before)
 
     names = [name for name in agents if has_never_varied(name) or has_collapsed(name)]
     if not names:
@@ -158,6 +160,44 @@ def find_failing_rewards(observations: Observations) -> Outcome:
         evidence=tuple(metric_evidence(observations.rows, f"{name}/score/failed_fraction") for name in names),
         certainty=Certainty.certain,
     )
+
+
+def find_non_finite_scores(observations: Observations) -> Outcome:
+    """Scores of the held-out data, or of all training iterations, or all metrics of an iteration, are not finite."""
+    rows, config = observations.rows, observations.config
+    empty = [row for row in rows if not any(math.isfinite(row[key]) for key in row if key != "iteration")]
+    if empty:
+        text = f"no metric is a finite number in {len(empty)} of {format_count(len(rows), 'iteration')}"
+        ends = int(empty[0]["iteration"]), int(empty[-1]["iteration"])
+        return _non_finite_finding((Evidence("all metrics", "no value", ends),), text)
+    evaluated = [*([observations.initial] if observations.initial is not None else []), *rows]
+    metric = f"eval/{primary_metric(config)}"
+    evaluated = [row for row in evaluated if metric in row]
+    damaged = [row for row in evaluated if not math.isfinite(row[metric])]
+    if damaged:
+        count = f"{len(damaged)} of {format_count(len(evaluated), 'evaluation')}"
+        text = f"the held-out score {metric} is not a finite number in {count}"
+        return _non_finite_finding((metric_evidence(evaluated, metric),), text)
+    keys = {name: f"{name}/score/mean" for name in config.task.agents}
+    found = [name for name, key in keys.items() if _is_never_finite(rows, key)]
+    if not found:
+        return None
+    text = f"the score of {join_names(found)} is not a finite number in any iteration"
+    return _non_finite_finding(tuple(metric_evidence(rows, keys[name]) for name in found), text, tuple(found))
+
+
+def _non_finite_finding(evidence: tuple[Evidence, ...], text: str, agents: tuple[str, ...] = ()) -> Finding:
+    return Finding(
+        agents=agents,
+        text=text,
+        advice="check samples/ and what the reward returns; scores, best checkpoints and other findings mean nothing",
+        evidence=evidence,
+        certainty=Certainty.certain,
+    )
+
+
+def _is_never_finite(rows: Sequence[Row], key: str) -> bool:
+    return any(key in row for row in rows) and not any(math.isfinite(metric_value(row, key)) for row in rows)
 
 
 def find_empty_parts(observations: Observations) -> Outcome:

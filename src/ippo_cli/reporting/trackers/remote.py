@@ -19,6 +19,7 @@ from ippo_cli.engine import progress
 from ippo_cli.reporting.trackers import child as child_program
 from ippo_cli.reporting.trackers.sample_turns import without_tokens
 from ippo_cli.reporting.trackers.tracker import Row, TrackerError
+from ippo_cli.runs.output import print_text
 from ippo_cli.runs.watchdog import descendants, surviving_children
 
 MAX_QUEUED_MESSAGES = 1000  # messages that the child process has not read yet
@@ -123,7 +124,7 @@ class RemoteTracker:
             self._delivered_rows = answer.get("taken", self._delivered_rows)
             if "message" in answer:
                 with suppress(OSError):  # the output may go to a full disk
-                    print(f"{self.name}: {answer['message']}", flush=True)
+                    print_text(f"{self.name}: {answer['message']}")
         if problem or default_problem:
             raise TrackerError(problem or default_problem, missed=0)
 

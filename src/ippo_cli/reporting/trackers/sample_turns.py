@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ippo_cli.reporting.escape import escape_lines, escape_to_width
+from ippo_cli.config.escape import escape_lines, escape_to_width
 
 TURN_COLUMNS = ("index", "agent", "step", "observation", "response", "score", "cut")
 TEXT_COLUMNS = ("observation", "response")

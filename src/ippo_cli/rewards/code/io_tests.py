@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ippo_cli.processes.sandbox import Sandbox
 
 FLOAT_TOLERANCE = 1e-6  # relative and absolute, for words that are decimals
+_DECIMAL = re.compile(
+    r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+)  # `float` also reads 5_0 and other digits
 LAYOUT = 'a JSON object {"inputs": [...], "outputs": [...]}, with "fn_name" if the inputs are lists of arguments'
 
 
@@ -95,9 +99,6 @@ def outputs_match(written: str, wanted: str) -> bool:
 def _words_match(word: str, wanted: str) -> bool:
     if word == wanted:
         return True
-    if "." not in wanted:
+    if "." not in wanted or not _DECIMAL.fullmatch(word) or not _DECIMAL.fullmatch(wanted):
         return False
-    try:
-        return math.isclose(float(word), float(wanted), rel_tol=FLOAT_TOLERANCE, abs_tol=FLOAT_TOLERANCE)
-    except ValueError:
-        return False
+    return math.isclose(float(word), float(wanted), rel_tol=FLOAT_TOLERANCE, abs_tol=FLOAT_TOLERANCE)

@@ -6,6 +6,7 @@ import ast
 import html
 import itertools
 import re
+import sys
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ _FENCE_START = re.compile(r"([ \t]*+(?:(?:[-*+]|[0-9]{1,9}+[.)])[ \t]++)*+)[^`~\
 _QUOTED = re.compile(r" {0,3}>(?!>) ?")
 _THINK_END = re.compile(r"</think>(?![\"'])")  # not in a string literal of a program
 _FUTURE = re.compile(r"^from __future__ import (?:\([^)]*\)|[^\n]*)\n?", re.MULTILINE)
+_INLINE_CODE = re.compile(r"`([^`\n]+)`")
 _CODE_LINE = re.compile(
     r"(?:async |def |class |import |from |@|if |for |while |try|with |else|elif |except|finally|[#)\]}\"'])"
 )
@@ -85,7 +87,7 @@ def _answer_lines(text: str) -> list[str]:
     """The lines after `</think>`, split at LF, CRLF and CR only; `str.splitlines` splits at more characters."""
     answer = _THINK_END.split(text)[-1]
     text = answer if answer.strip() else text
-    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def _unquote(lines: list[str]) -> list[str]:
@@ -121,18 +123,31 @@ def extract_code(text: str, name: str) -> str:
     whole text.
     """
     blocks = code_blocks(text)
-    for place in reversed(range(len(blocks))):
-        if defines_function(parse_code(blocks[place]), name):
-            return join_programs([*map(_reusable_definitions, blocks[:place]), blocks[place]])
+    for has_function in (has_function_body, defines_function):
+        for place in reversed(range(len(blocks))):
+            if has_function(parse_code(blocks[place]), name):
+                return join_programs([*map(_reusable_definitions, blocks[:place]), blocks[place]])
+    for session in map(_remove_prompts, reversed(blocks)):
+        if defines_function(parse_code(session), name):
+            return session
     for block in reversed(blocks):
         if parse_code(block) is not None:
             return block
     if blocks:
         return blocks[-1]
     plain = "\n".join(_answer_lines(text))
-    if parse_code(plain) is None and defines_function(parse_code(code := _find_unfenced_code(plain)), name):
-        return code
+    if parse_code(plain) is None:
+        inline = _INLINE_CODE.findall(plain)[-MAX_BLOCKS:]
+        for code in (_find_unfenced_code(plain), *reversed(inline), _remove_prompts(plain)):
+            if defines_function(parse_code(code), name):
+                return code
     return plain
+
+
+def _remove_prompts(code: str) -> str:
+    """The statements of an interactive session, which begin with `>>>` and `...`."""
+    lines = [line.strip() for line in code.split("\n")]
+    return "".join(f"{line[3:].removeprefix(' ')}\n" for line in lines if line.startswith((">>>", "...")))
 
 
 def _reusable_definitions(block: str) -> str:
@@ -193,8 +208,31 @@ def parse_code(code: str) -> ast.Module | None:
 
 
 def defines_function(tree: ast.Module | None, name: str) -> bool:
+    """Whether a module defines, imports or assigns a function of this name, or has a class or a method of this name.
+
+    Methods count in a class `Solution`, imports from the standard library.
+    """
+    return has_function_body(tree, name) or (tree is not None and any(_may_define(node, name) for node in tree.body))
+
+
+def has_function_body(tree: ast.Module | None, name: str) -> bool:
     """Whether a function of this name is defined at module level, or as a method of a class `Solution`."""
     return tree is not None and any(_statement_defines(node, name) for node in tree.body)
+
+
+def _may_define(node: ast.stmt, name: str) -> bool:
+    """Whether a statement binds the name to what may be a function: an import, a class, or the result of a call."""
+    if isinstance(node, ast.ClassDef):
+        return node.name == name
+    if isinstance(node, ast.ImportFrom):
+        is_standard = (node.module or "").split(".")[0] in sys.stdlib_module_names and not node.level
+        return is_standard and any((alias.asname or alias.name) == name for alias in node.names)
+    if isinstance(node, ast.If | ast.Try):
+        return any(_may_define(part, name) for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt))
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Call):
+        return False
+    is_use = any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node.value))
+    return not is_use and name in _assigned_names(node)
 
 
 def _statement_defines(node: ast.stmt, name: str, *, methods: bool = True) -> bool:
@@ -208,8 +246,12 @@ def _statement_defines(node: ast.stmt, name: str, *, methods: bool = True) -> bo
         isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Lambda | ast.Name | ast.Attribute)
     ):
         return False
+    return name in _assigned_names(node)
+
+
+def _assigned_names(node: ast.Assign | ast.AnnAssign) -> set[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return any(isinstance(target, ast.Name) and target.id == name for target in targets)
+    return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def uses_call_result(tree: ast.Module | None, function: str, called: str) -> bool:
@@ -243,7 +285,9 @@ def assemble_program(prompt: str, text: str, entry_point: str) -> str | None:
     code = extract_code(text, entry_point)
     if defines_function(tree := parse_code(code), entry_point):
         before = prompt if parse_code(prompt) is not None else ""
-        if tree is not None and not any(_statement_defines(node, entry_point, methods=False) for node in tree.body):
+        if tree is not None and not any(
+            _statement_defines(node, entry_point, methods=False) or _may_define(node, entry_point) for node in tree.body
+        ):
             code = METHOD_PROGRAM.format(code=code, name=entry_point, METHOD_CLASS=METHOD_CLASS)
         return join_programs([part for part in (before, code) if part.strip()])
     trees = {program: tree for program in _completions(prompt, text) if (tree := parse_code(program)) is not None}

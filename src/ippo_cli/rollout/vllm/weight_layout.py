@@ -42,7 +42,8 @@ class WeightLayout:
         self._fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", None) or {}
         self._experts: dict[str, tuple[int, str]] = {}  # by part of a tensor's name: number and w1, w2 or w3
         for module in model.modules():
-            if callable(mapping := getattr(module, "get_expert_mapping", None)):
+            mapping: Any = getattr(module, "get_expert_mapping", None)
+            if mapping is not None:
                 for _, part, number, projection in mapping():
                     self._experts[part.replace("base_layer.", "")] = (number, projection)
         backends = {_backend_of(module) for module in model.modules()}

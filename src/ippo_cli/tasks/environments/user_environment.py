@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.errors import ConfigError, raise_interruption
 from ippo_cli.config.schema import UserEnvironmentConfig
 from ippo_cli.tasks.environment import Action, InvalidReturn, Step
 from ippo_cli.types import Example
@@ -177,7 +177,8 @@ def make_user_environment_factory(config: UserEnvironmentConfig) -> Callable[[],
 
     try:
         spare = [create()]
-    except (Exception, SystemExit) as error:  # raised by user code
+    except BaseException as error:  # raised by user code
+        raise_interruption(error)
         raise ConfigError(
             f"task.environment={config.environment} task.environment_args={config.environment_args}",
             f"cannot be created ({format_user_error(error)})",

@@ -19,19 +19,37 @@ from ippo_cli.tasks.tools.formats import chat_template_text, decode_with_markers
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OBEYED = (
     *("model", "messages", "tools", "tool_choice", "n", "seed", "stop", "stream", "stream_options", "logprobs"),
-    *("max_tokens", "max_completion_tokens", "top_logprobs", "functions", "response_format", "return_token_ids"),
+    *(
+        "parallel_tool_calls",
+        "max_tokens",
+        "max_completion_tokens",
+        "top_logprobs",
+        "functions",
+        "response_format",
+        "return_token_ids",
+    ),
     *("chat_template_kwargs", "reasoning_effort", "continue_final_message"),
 )
 """Settings that are read, refused, or in `UNCONSTRAINED`."""
+MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning")
+"""Keys of messages that are read. All others but those in `REFUSED_KEYS` are reported."""
+REFUSED_KEYS = {
+    "function_call": "use tool_calls",
+    "refusal": "send its text as content",
+    "audio": "only text is read",
+    "prefix": "responses begin after the messages",
+}
 ABOUT_REQUESTS = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("parallel_tool_calls", "request_id", "priority", "cache_salt"),
+    *("request_id", "priority", "cache_salt"),
 )
 """Settings without an effect on the response. All others are reported: the configuration fixes how responses are
 sampled, since the policy is trained on the distribution that it samples from."""
-UNCONSTRAINED = {"tool_choice": ("auto", "none"), "response_format": ("text",)}
+UNCONSTRAINED = {"tool_choice": ("auto", "none"), "response_format": ("text",), "parallel_tool_calls": (True,)}
 """Values without constraints on responses. Others have no effect, for the same reason: agent frameworks check responses
 themselves, and ask again."""
+TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
+SWITCHES = ("stream", "logprobs", "return_token_ids")
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS = 16, 1000
 MAX_MESSAGES = 10_000
 MAX_TOKENS = 1 << 30  # larger limits have no effect
@@ -82,54 +100,101 @@ def parse_chat_request(body: Any, agents: Collection[str]) -> ChatRequest:
     for key in ("response_format", "stream_options", "chat_template_kwargs"):
         if not isinstance(body.get(key), Mapping | None):
             raise RequestError(f"{key} must be an object")
-    max_new_tokens = body.get("max_completion_tokens")
-    max_new_tokens = body.get("max_tokens") if max_new_tokens is None else max_new_tokens
-    if max_new_tokens is not None and not (_is_integer(max_new_tokens) and max_new_tokens > 0):
+    options: Mapping[str, Any] = body.get("stream_options") or {}
+    for name, value in [(key, body.get(key)) for key in SWITCHES] + [("include_usage", options.get("include_usage"))]:
+        if not isinstance(value, bool | None):
+            raise RequestError(f"{name} must be true or false")
+    limits = [body[name] for name in TOKEN_LIMITS if body.get(name) is not None]
+    if not all(_is_integer(limit) and limit > 0 for limit in limits):
         raise RequestError("max_tokens must be a positive integer")
     seed = body.get("seed")
     if seed is not None and not _is_integer(seed):
         raise RequestError("seed must be an integer")
+    template_args = body.get("chat_template_kwargs")
+    _check_texts(template_args, "chat_template_kwargs")
     effort = body.get("reasoning_effort")
     if not isinstance(effort, str | None):
         raise RequestError("reasoning_effort must be a text")
+    _check_texts(effort, "reasoning_effort")
     messages = parse_messages(body.get("messages"))
-    continues_final = body.get("continue_final_message") is True
+    continues_final = body.get("continue_final_message")
+    if not isinstance(continues_final, bool | None):
+        raise RequestError("continue_final_message must be true or false")
     if continues_final and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
         raise RequestError("continue_final_message needs a last message of the role assistant, without tool_calls")
-    tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
+    tools = _parse_tools([] if body.get("tools") is None else body["tools"])
     call = ModelCall(
         messages,
-        tools=_parse_tools(tools),
-        max_new_tokens=None if max_new_tokens is None else min(max_new_tokens, MAX_TOKENS),
+        tools=[] if _kind(body.get("tool_choice")) == "none" else tools,
+        max_new_tokens=min(*limits, MAX_TOKENS) if limits else None,
         stop_strings=_parse_stop_strings(body.get("stop")),
-        template_args=body.get("chat_template_kwargs"),
+        template_args=template_args,
         reasoning_effort=effort,
-        continues_final=continues_final,
+        continues_final=bool(continues_final),
         seed=seed,
     )
     return ChatRequest(
         agent=str(agent),
         call=call,
         streams=body.get("stream") is True,
-        includes_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        includes_usage=options.get("include_usage") is True,
         wants_logprobs=body.get("logprobs") is True,
         wants_token_ids=body.get("return_token_ids") is True,
     )
 
 
-def find_ignored_settings(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a request that have no effect, and their values; of objects their type."""
+def find_ignored_settings(body: Mapping[str, Any], max_new_tokens: int | None = None) -> dict[str, Any]:
+    """Settings of a valid request, and keys of its messages, that have no effect, and their values; of objects their
+    type. `max_new_tokens`: the agent's limit.
+    """
     ignored = {
         str(name): value
         for name, value in body.items()
         if value is not None and name not in OBEYED and name not in ABOUT_REQUESTS
     }
     for name, allowed in UNCONSTRAINED.items():
-        value = body.get(name)
-        kind = value.get("type") if isinstance(value, Mapping) else value
+        kind = _kind(body.get(name))
         if kind is not None and kind not in allowed:
             ignored[name] = kind
+    for name in TOKEN_LIMITS:
+        if max_new_tokens is not None and (body.get(name) or 0) > max_new_tokens:
+            ignored[name] = f"{body[name]} above rollout.max_new_tokens={max_new_tokens}"
+    for name, value in (body.get("stream_options") or {}).items():
+        if name != "include_usage" and not _is_empty(value):
+            ignored[f"stream_options.{name}"] = value
+    if any(tool["function"].get("strict") for tool in body.get("tools") or ()):
+        ignored["tools.function.strict"] = True
+    for message in body["messages"]:
+        ignored |= _find_ignored_keys(message)
     return ignored
+
+
+def _find_ignored_keys(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a message that have no effect, and their values."""
+    parts: list[tuple[str, Mapping[str, Any], tuple[str, ...]]] = [("messages", message, MESSAGE_KEYS)]
+    content = message.get("content") or []
+    if not isinstance(content, str):
+        texts = content if isinstance(content, Sequence) else [content]
+        parts += [("messages.content", part, ("type", "text")) for part in texts]
+    for call in message.get("tool_calls") or ():
+        parts.append(("messages.tool_calls", call, ("id", "type", "function", "index")))
+        parts.append(("messages.tool_calls.function", call["function"], ("name", "arguments")))
+    return {
+        f"{place}.{key}": value
+        for place, part, known in parts
+        for key, value in part.items()
+        if key not in known and not _is_empty(value)
+    }
+
+
+def _kind(value: Any) -> Any:
+    """The type of an object, such as of `response_format`; other values themselves."""
+    return value.get("type") if isinstance(value, Mapping) else value
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a value is what clients send for keys that are not used."""
+    return value is None or value is False or value in ("", [], {})
 
 
 def parse_messages(messages: Any) -> list[ChatMessage]:
@@ -150,9 +215,19 @@ def _parse_message(message: Any) -> ChatMessage:
         if not isinstance(calls, Sequence):
             raise RequestError("tool_calls must be a list")
         parsed["tool_calls"] = [_parse_tool_call(call) for call in calls]
-    for key in ("tool_call_id", "name", "reasoning_content"):
-        if isinstance(message.get(key), str):
-            parsed[key] = message[key]
+    for key, remedy in REFUSED_KEYS.items():
+        if not _is_empty(message.get(key)):
+            raise RequestError(f"{key} of a message is not supported: {remedy}")
+    for key in ("tool_call_id", "name", "reasoning_content", "reasoning"):
+        value = message.get(key)
+        if not isinstance(value, str | None):
+            raise RequestError(f"{key} of a message must be text")
+        if value is not None:
+            parsed[key] = value
+    thought = parsed.pop("reasoning", "")  # two names of one text
+    if thought and parsed.setdefault("reasoning_content", thought) != thought:
+        raise RequestError("reasoning and reasoning_content of a message differ: send one of them")
+    _check_texts(parsed, "a message")
     return parsed
 
 
@@ -169,9 +244,22 @@ def _parse_content(content: Any, role: str) -> str:
     return _check_text("".join(map(str, texts)))
 
 
-def _check_text(text: str) -> str:
+def _check_texts(value: Any, source: str) -> None:
+    """Raise `RequestError` if a text of JSON data, such as a key, cannot be encoded."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            _check_text(part, source)
+        elif isinstance(part, Mapping):
+            waiting += [*part, *part.values()]
+        elif isinstance(part, list):
+            waiting += part
+
+
+def _check_text(text: str, source: str = "a text") -> str:
     try:
-        return check_text(text, "a text")
+        return check_text(text, source)
     except ValueError as error:
         raise RequestError(str(error)) from error
 
@@ -197,11 +285,12 @@ def _parse_tools(tools: Any) -> list[Mapping[str, Any]]:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestError("each of tools must have a function with a name")
+    _check_texts(tools, "a tool")
     return list(tools)
 
 
 def _parse_stop_strings(stop: Any) -> list[str]:
-    stops = [stop] if isinstance(stop, str) else stop or []
+    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     is_list = isinstance(stops, Sequence) and len(stops) <= MAX_STOP_STRINGS
     if not is_list or not all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARACTERS for text in stops):
         rule = f"of up to {MAX_STOP_CHARACTERS} characters"

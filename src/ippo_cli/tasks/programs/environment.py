@@ -76,6 +76,7 @@ class ProgramEnvironment:
         self._session = CallSession(
             agents=list(agents),
             stop_strings={name: tuple(agent.rollout.stop_strings) for name, agent in agents.items()},
+            max_new_tokens={name: agent.rollout.max_new_tokens for name, agent in agents.items()},
         )
         self._open_calls: dict[str, PendingCall] = {}
         self._turns: Counter[str] = Counter()

@@ -183,7 +183,7 @@ class Gateway:
             session = self._find_session(request)
             body = await self._read_body(request)
             chat = parse_chat_request(body, session.agents)
-            for name, value in find_ignored_settings(body).items():
+            for name, value in find_ignored_settings(body, session.max_new_tokens.get(chat.agent)).items():
                 _report_ignored(name, value)
             key, action = await self._await_action(session, chat)
             effort = chat.call.reasoning_effort
@@ -254,7 +254,7 @@ def _report_ignored(name: str, value: Any) -> None:
 
 def _shorten(value: Any) -> str:
     """A value of a request in a line of a log."""
-    return escape_controls(str(value)[:40])
+    return escape_controls(str(value)[:60])
 
 
 def _describe_model(agent: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -35,6 +35,7 @@ class CallSession:
 
     agents: Collection[str]
     stop_strings: dict[str, Sequence[str]]  # of each agent's configuration
+    max_new_tokens: Mapping[str, int] = field(default_factory=dict)  # of each agent's configuration
     key: str = field(default_factory=lambda: secrets.token_urlsafe(KEY_BYTES))
     is_shared: bool = False  # by programs that do not know each other
     num_calls: int = 0

@@ -33,6 +33,8 @@ MARKUP_READERS = {  # the marker of each format, and its reader
     ToolFormat.lfm2: (call_markup.PYTHON_START, call_markup.read_python_calls),
 }
 
+MARKERS = (HERMES_START, LLAMA_MARKER, MISTRAL_MARKER, *(marker for marker, _ in MARKUP_READERS.values()))
+
 TEMPLATE_MARKERS = {  # texts of chat templates that tell these formats apart; Qwen3-Coder and GLM use Hermes's markers
     ToolFormat.qwen3_coder: (call_markup.FUNCTION_START,),
     ToolFormat.glm: (call_markup.ARG_KEY_START,),
@@ -138,6 +140,9 @@ def parse_tool_calls(
 
 def _read_calls(answer: str, format: ToolFormat, schemas: Sequence[Mapping[str, Any]]) -> _Reader:
     reader = _Reader(answer)
+    if _spells_first_marker(answer):
+        reader.read_objects()
+        return reader
     markup = next(
         (
             read
@@ -160,6 +165,16 @@ def _read_calls(answer: str, format: ToolFormat, schemas: Sequence[Mapping[str, 
     elif not (format in (ToolFormat.mistral, ToolFormat.glm) and reader.read_named()):
         reader.read_objects()
     return reader
+
+
+def _spells_first_marker(answer: str) -> bool:
+    """Whether the first marker of calls is a part of a JSON call without markers, such as an argument of it."""
+    places = [place for marker in MARKERS if (place := answer.find(marker)) >= 0]
+    if not places or "{" not in answer[: min(places)]:
+        return False
+    reader = _Reader(answer)
+    reader.read_objects()
+    return any(start < min(places) < stop for start, stop in reader.spans)
 
 
 def _find_thoughts(

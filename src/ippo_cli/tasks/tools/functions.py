@@ -10,11 +10,13 @@ import asyncio
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
 from dataclasses import fields, is_dataclass
+from enum import Enum, EnumType
 from functools import partial
+from itertools import islice
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.tasks.tools.tool import Tool
@@ -23,6 +25,7 @@ from ippo_cli.user_code.load import load_function, load_module
 MAX_RESULT_CHARACTERS = 8192  # longer results are cut: they would fill the context of most models
 CALLER = f"{__name__}:FunctionCaller"
 Function = Callable[..., Any]
+_REPRESENTATION = re.compile(r"<[a-z].*>", re.DOTALL)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -72,16 +75,29 @@ def _is_defined_in(module: ModuleType, name: str, value: Any) -> bool:
 
 def _inner_function(function: Function) -> Any:
     """The function inside caches, decorators and partial objects."""
+    return _layers(function)[-1]
+
+
+def _layers(function: Function) -> list[Any]:
+    """A function with caches, decorators and partial objects, from the outermost to the function inside."""
+    layers: list[Any] = [function]
     while True:
-        inner = inspect.unwrap(function)
-        inner = inner.func if isinstance(inner, partial) else inner
-        if inner is function:
-            return function
-        function = inner
+        inner = layers[-1]
+        inner = inner.func if isinstance(inner, partial) else getattr(inner, "__wrapped__", None)
+        if inner is None:
+            return layers
+        layers.append(inner)
 
 
 def _make_tool(function: Function, reference: str, setting: str) -> Tool:
     name = reference.rpartition(":")[2]
+    layers = _layers(function)
+    if inspect.isclass(layers[-1]):
+        rule = "is a class, and a call would return an object of it"
+        raise ConfigError(f"{setting}={reference}", rule, "name a function, or an object with __call__")
+    if inspect.iscoroutinefunction(layers[-1]) and any(hasattr(layer, "cache_info") for layer in layers):
+        rule = "caches an async function, and its coroutine can be awaited only once"
+        raise ConfigError(f"{setting}={reference}", rule, "cache a function without async, or remove the cache")
     return Tool(name=name, schema=_read_schema(function, name, reference, setting), source=reference)
 
 
@@ -96,7 +112,9 @@ def _read_schema(function: Function, name: str, reference: str, setting: str) ->
         else:
             schema = own if own.get("type") == "function" else {"type": "function", "function": own}
             _check_schema(schema["function"], name)
-        return json.loads(json.dumps(schema))
+        text = json.dumps(schema, ensure_ascii=False)
+        text.encode()  # half of a surrogate pair cannot be tokenized
+        return json.loads(text)
     except Exception as error:  # of transformers, with its own classes; or of a schema that is none
         code = getattr(_inner_function(function), "__code__", None)
         place = "" if code is None else f", line {code.co_firstlineno}"
@@ -156,13 +174,78 @@ class FunctionCaller:
         try:
             if bound := sorted(_bound(function) & set(arguments)):
                 raise TypeError(f"got an unexpected keyword argument {bound[0]!r}")
-            inspect.signature(function).bind(**arguments)
-            result = function(**arguments)
+            positional, named = _assign_arguments(function, arguments)
+            inspect.signature(function).bind(*positional, **named)
+            result = function(*positional, **named)
             if inspect.isawaitable(result):
                 result = asyncio.run(_await(result))
             return True, format_result(result)
         except (Exception, SystemExit) as error:
             return False, format_error(error)
+
+
+def find_adapted_argument(function: Function) -> str:
+    """Why a call is not just `function(**arguments)`; empty if it is."""
+    if any(part.kind is part.POSITIONAL_ONLY for part in inspect.signature(function).parameters.values()):
+        return "has a positional-only argument"
+    if _is_dispatched(function):
+        return "is a singledispatch function"
+    return "has an Enum as an argument" if any(map(_has_enum, _read_hints(function).values())) else ""
+
+
+def _assign_arguments(function: Function, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The positional and the named arguments of a call; members of an Enum in the place of their values."""
+    hints = _read_hints(function)
+    named = {name: _convert_enum(value, hints.get(name)) for name, value in arguments.items()}
+    positional: list[Any] = []
+    is_dispatched = _is_dispatched(function)
+    for name, part in inspect.signature(function).parameters.items():
+        is_positional = part.kind is part.POSITIONAL_ONLY or (is_dispatched and not positional)
+        if not is_positional or (name not in named and part.default is part.empty):
+            break
+        positional.append(named.pop(name, part.default))
+    return positional, named
+
+
+def _is_dispatched(function: Function) -> bool:
+    """Whether the type of the first positional argument selects the function."""
+    return any(hasattr(layer, "dispatch") and hasattr(layer, "registry") for layer in _layers(function))
+
+
+def _read_hints(function: Function) -> dict[str, Any]:
+    """The types of arguments by name; empty if the function has a schema of its own."""
+    if hasattr(function, "schema"):
+        return {}
+    inner = _inner_function(function)
+    try:
+        return get_type_hints(inner if inspect.isroutine(inner) else type(inner).__call__)
+    except Exception:  # hints of the user that were not needed for a schema
+        return {}
+
+
+def _has_enum(hint: Any) -> bool:
+    return isinstance(hint, EnumType) or any(map(_has_enum, get_args(hint)))
+
+
+def _convert_enum(value: Any, hint: Any) -> Any:
+    """The member of an Enum that has a JSON value, also in lists and objects. Raises `ValueError` if there is none."""
+    if not _has_enum(hint):
+        return value
+    if isinstance(hint, EnumType):
+        return hint(value)
+    parts = get_args(hint)
+    if isinstance(value, list):
+        holders = [part for part in (hint, *parts) if get_origin(part) in (list, Sequence)]
+        return [_convert_enum(item, get_args(holders[0])[0]) for item in value] if holders else value
+    if isinstance(value, dict):
+        holders = [part for part in (hint, *parts) if get_origin(part) in (dict, Mapping)]
+        return {key: _convert_enum(item, get_args(holders[0])[-1]) for key, item in value.items()} if holders else value
+    choices = [part for part in parts if isinstance(part, EnumType)]
+    members = [member for choice in choices for member in choice if getattr(member, "value", None) == value]
+    if members:
+        return members[0]
+    is_plain = value is None or any(isinstance(value, part) for part in parts if part in (str, int, float, bool))
+    return value if is_plain or not choices else choices[0](value)
 
 
 async def _await(result: Any) -> Any:
@@ -183,7 +266,10 @@ def format_result(result: Any) -> str:
 
 
 def _to_json(value: Any) -> Any:
-    """A value of another type as JSON data: arrays as lists, sets in order, dates and the like as text."""
+    """A value of another type as JSON data: arrays as lists, sets in order, dates and the like as text.
+
+    Raises `TypeError` for a value that is no data, such as bytes, a function or a class.
+    """
     if hasattr(value, "tolist"):  # of numpy or torch
         return value.tolist()
     if isinstance(value, set | frozenset):
@@ -194,8 +280,14 @@ def _to_json(value: Any) -> Any:
         return dump()
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, Enum):
+        return value.value
+    is_data = not isinstance(value, bytes | bytearray | memoryview | type | Iterator)
+    if is_data and isinstance(value, Sequence | MappingView):
+        items: Any = value
+        return list(islice(items, MAX_RESULT_CHARACTERS))  # more items would be cut
     text = str(value)
-    if _ADDRESS.search(text):
+    if not is_data or _ADDRESS.search(text) or _REPRESENTATION.fullmatch(text):
         raise TypeError(
             f"the tool returned a value of type {type(value).__name__}; return text, a number, a list or a dict"
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.processes.sandbox import BWRAP, START_TIMEOUT_S, ProgramFailed, Sandbox, find_sandbox_problem
-from ippo_cli.tasks.tools.functions import format_error
+from ippo_cli.tasks.tools.functions import find_adapted_argument, format_error
 from ippo_cli.user_code.load import load_function
 
 
@@ -25,6 +25,9 @@ def check_sandboxed(reference: str, setting: str) -> None:
     key = setting.removesuffix("tools")
     if (problem := find_sandbox_problem(BWRAP)) is not None:
         raise ConfigError(f"{key}tool_sandbox=true", f"has no sandbox on this machine ({problem})", "set it to false")
+    if reason := find_adapted_argument(load_function(reference, setting)):
+        rule = f"{reason}, and calls in the sandbox have plain named arguments"
+        raise ConfigError(f"{setting}={reference}", rule, f"use JSON types, or {key}tool_sandbox=false")
     with closing(Sandbox(BWRAP, START_TIMEOUT_S)) as sandbox:
         try:
             sandbox.load(*read_source(reference, setting))

@@ -5,26 +5,24 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.agents.team import Team
 from ippo_cli.config.schema import Config, Truncation
 from ippo_cli.engine import distributed
-from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.reporting.stopwatch import Stopwatch
+from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.branches import MAX_EPISODES, State
 from ippo_cli.rollout.continuations import collect_continuations, state_key
-from ippo_cli.rollout.generator import Generator, SamplingStream
+from ippo_cli.rollout.generator import SamplingStream
 from ippo_cli.rollout.value_states import ValueStateChooser
-from ippo_cli.runs.signals import PreemptionHandler
-from ippo_cli.tasks.conversation import PromptFormat
-from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.training.continued_returns import compute_returns, estimate_means, state_columns
+from ippo_cli.training.methods.continued_returns import compute_returns, estimate_means, state_columns
+from ippo_cli.training.methods.method import Buffer, Method, Player
 from ippo_cli.training.targets import Algorithm
-from ippo_cli.types import Episode, Rollout, Scores, StateValues
+from ippo_cli.types import Episode, Experience, Rollout, Scores, StateValues
 
 Key = bytes
 """A hash that is equal for equal states of responses to the same prompt of the buffer."""
@@ -38,44 +36,52 @@ class Estimate:
     variance: float  # of the mean, from the spread of the continuations; 0 for a single one
 
 
-@dataclass(kw_only=True)
-class StateValueEstimator:
+class ContinuationValues(Method):
     """Samples continuations from chosen states of an iteration's responses with the policies before the update."""
 
-    config: Config
-    algorithm: Algorithm
-    team: Team
-    environments: EnvironmentPool
-    formats: Mapping[str, PromptFormat]
-    generator: Generator
-    reward: RewardFunction
-    preemption: PreemptionHandler
-    device: torch.device
+    def __init__(self, config: Config, algorithm: Algorithm) -> None:
+        self._config, self._algorithm = config, algorithm
 
-    def estimate(
+    def extend(
         self,
-        episodes: Sequence[Episode],
-        rollouts: Mapping[str, Rollout],
-        scores: Mapping[str, Scores],
-        draws: SamplingStream,
-    ) -> dict[str, StateValues]:
-        """The values of each trained agent's chosen states. `draws`: of the episodes. Collective."""
-        return {
-            name: self._estimate_agent(agent, episodes, rollouts[name], scores[name], draws)
-            for name, agent in self.team.items()
-        }
+        player: Player,
+        buffer: Buffer,
+        experience: Experience,
+        moments: Mapping[str, ScoreMoments],
+        clock: Stopwatch,
+    ) -> Experience:
+        """Add the values of each trained agent's chosen states. Collective."""
+        with clock("continuations"):
+            values = {
+                name: self._estimate_agent(
+                    player,
+                    agent,
+                    experience.episodes,
+                    experience.rollouts[name],
+                    experience.scores[name],
+                    buffer.prompts.draws,
+                )
+                for name, agent in player.team.items()
+            }
+        return replace(experience, state_values=values)
 
     def _estimate_agent(
-        self, agent: Agent, episodes: Sequence[Episode], rollout: Rollout, scores: Scores, draws: SamplingStream
+        self,
+        player: Player,
+        agent: Agent,
+        episodes: Sequence[Episode],
+        rollout: Rollout,
+        scores: Scores,
+        draws: SamplingStream,
     ) -> StateValues:
         trained = scores.valid
-        if self.config.algorithm.truncation is Truncation.mask:
+        if self._config.algorithm.truncation is Truncation.mask:
             trained = trained & rollout.finished
-        chooser = ValueStateChooser(self.config.algorithm.monte_carlo, agent.tokenizer)
+        chooser = ValueStateChooser(self._config.algorithm.monte_carlo, agent.tokenizer)
         states = chooser.choose(episodes, trained.nonzero()[:, 0].tolist(), agent.name)
         keys = [self._state_key(episodes[state.episode], state) for state in states]
         own = assign_states(keys, [episodes[state.episode].index for state in states])
-        returns, num_tokens = self._sample_returns(agent, episodes, [states[place] for place in own], draws)
+        returns, num_tokens = self._sample_returns(player, agent, episodes, [states[place] for place in own], draws)
         estimates = dict(zip([keys[place] for place in own], summarize_returns(returns), strict=True))
         known = {key: found for part in distributed.gather_objects(estimates) for key, found in part.items()}
         values, starts, variance = place_estimates([known[key] for key in keys], states, rollout)
@@ -91,17 +97,17 @@ class StateValueEstimator:
         )
 
     def _state_key(self, episode: Episode, state: State) -> Key:
-        prompt = episode.index // self.config.rollout.num_generations
+        prompt = episode.index // self._config.rollout.num_generations
         return hashlib.blake2b(repr((prompt, state_key(episode, state))).encode(), digest_size=16).digest()
 
     def _sample_returns(
-        self, agent: Agent, episodes: Sequence[Episode], states: Sequence[State], draws: SamplingStream
+        self, player: Player, agent: Agent, episodes: Sequence[Episode], states: Sequence[State], draws: SamplingStream
     ) -> tuple[Tensor, int]:
         """Returns of continuations `[n, count]` float64, NaN where not usable, and the tokens generated. Collective.
 
         Some states at a time, so that rows of continuations take little memory.
         """
-        count = self.config.algorithm.monte_carlo.continuations
+        count = self._config.algorithm.monte_carlo.continuations
         assert count is not None
         size = max(1, MAX_EPISODES // count)
         parts = int(distributed.all_max(torch.tensor(math.ceil(len(states) / size))).item())
@@ -109,30 +115,30 @@ class StateValueEstimator:
         for number in range(parts):
             part = states[number * size : (number + 1) * size]
             continuations = collect_continuations(
-                self.environments,
-                self.formats,
+                player.environments,
+                player.formats,
                 episodes,
                 part,
                 count,
-                self.generator,
+                player.generator,
                 draws,
-                poll=self.preemption.raise_if_requested,
+                poll=player.preemption.raise_if_requested,
             )
             num_tokens += continuations.num_tokens
             returns.append(
                 compute_returns(
-                    self.config,
-                    self.algorithm,
+                    self._config,
+                    self._algorithm,
                     agent,
-                    self.preemption.make_interruptible(self.reward),
+                    player.rewards.interruptible,
                     continuations,
                     part,
                     count,
                     is_by_turn=False,
-                    device=self.device,
+                    device=player.device,
                 )
             )
-            self.preemption.raise_if_any_rank_requested()
+            player.preemption.raise_if_any_rank_requested()
         return torch.cat(returns), num_tokens
 
 

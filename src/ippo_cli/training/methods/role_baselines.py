@@ -9,6 +9,14 @@ from torch import Tensor
 
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import role_baseline
+from ippo_cli.training.methods.method import Method, Outcome
+
+
+class RoleBaselines(Method):
+    """Reports the baselines, which are part of the algorithm's state."""
+
+    def metrics(self, outcome: Outcome) -> dict[str, float]:
+        return {f"{name}/targets/role_baseline": mean for name, mean in outcome.state_after.role_baselines.items()}
 
 
 def compute_role_baselines(

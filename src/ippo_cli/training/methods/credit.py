@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ippo_cli.config.credit import is_replay_iteration, samples_alternatives
+from ippo_cli.config.credit import is_credit_iteration, is_replay_iteration, samples_alternatives
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config, CreditAssignment
 from ippo_cli.engine import distributed
+from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.alternative_turns import AlternativeEpisode, alternatives_baseline
-from ippo_cli.rewards.baselines import Baseline, TurnBaseline
+from ippo_cli.rewards.baselines import CreditBaselines, TurnBaseline
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.counterfactual import blank_answers, gather_answers, other_episodes_baseline, recombined_baseline
 from ippo_cli.rollout.alternatives import ORIGINAL, collect_alternatives
@@ -21,9 +22,8 @@ from ippo_cli.rollout.counterfactual_generator import CounterfactualGenerator
 from ippo_cli.rollout.generator import Generator
 from ippo_cli.rollout.sampling import uniforms
 from ippo_cli.tasks.task import max_turns_by_agent
+from ippo_cli.training.methods.method import Method, Player, Prompts
 from ippo_cli.types import Batch, Episode
-
-CreditBaselines = dict[CreditAssignment, dict[str, Baseline]]  # by method, then by agent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,32 @@ class EpisodeReplays:
             for place, state in enumerate(states)
             for number in range(count)
         ]
+
+
+class CreditMeasurement(Method):
+    """Compares the scores of each trained agent with those of other turns in its place (`reward.credit_assignment`)."""
+
+    def measure_baselines(
+        self, player: Player, prompts: Prompts, episodes: Sequence[Episode], clock: Stopwatch
+    ) -> CreditBaselines:
+        if not is_credit_iteration(player.config, prompts.iteration):
+            return {}
+
+        def play(part: Batch, generator: Generator) -> list[Episode]:
+            return player.play_episodes(part, prompts.draws, generator=generator)
+
+        replays = EpisodeReplays(
+            play=play,
+            batch=prompts.batch,
+            episodes=episodes,
+            purpose=prompts.draws.purpose,
+            generator=player.generator,
+            initial_generator=player.initial_generator,
+        )
+        with clock("credit"):
+            return compute_credit_baselines(
+                player.config, prompts.iteration, player.rewards.interruptible, replays, list(player.team)
+            )
 
 
 def compute_credit_baselines(

@@ -12,20 +12,23 @@ from torch.nn.functional import pad
 from ippo_cli.agents.team import Team
 from ippo_cli.config.schema import Config, FollowedCandidate
 from ippo_cli.engine import distributed
+from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.contract import RewardFunction
-from ippo_cli.rollout.branches import State
+from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rollout.branches import BranchEpisodes, State
+from ippo_cli.rollout.continuations import collect_continuations
 from ippo_cli.rollout.turn_groups import CandidateGroup, PlayBranches, branch_episodes
-from ippo_cli.training.continued_returns import episode_returns, state_columns
+from ippo_cli.training.methods.continued_returns import episode_returns, state_columns
+from ippo_cli.training.methods.method import Buffer, FurtherTurns, Method, Outcome, Player
 from ippo_cli.training.targets import Algorithm
-from ippo_cli.types import Episode, Scores, Turn, TurnGroups
+from ippo_cli.types import Episode, Experience, Scores, Turn, TurnGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateRows:
     """The candidates of one agent: further turns of its rows, and the groups of all turns."""
 
-    first_number: int  # of the turns of candidates that are not the episode's; equal on all ranks
-    turns: list[list[Turn]]  # by row: such candidates, numbered from `first_number`
+    further: FurtherTurns  # the candidates that are not the episode's
     groups: TurnGroups
 
     def widen(self, scores: Scores) -> Scores:
@@ -50,6 +53,58 @@ class CandidateBuffer:
     episodes: list[Episode]
     rows: dict[str, CandidateRows]  # by agent
     num_tokens: int  # generated in branches, over all ranks
+
+
+class TurnCandidates(Method):
+    """Samples several responses at every turn of trained agents, and compares them with each other."""
+
+    def __init__(self) -> None:
+        self._candidates = CandidateBuffer(episodes=[], rows={}, num_tokens=0)
+
+    def revise(self, player: Player, buffer: Buffer, clock: Stopwatch) -> Buffer:
+        def play(episodes: Sequence[Episode], states: Sequence[State], count: int) -> BranchEpisodes:
+            player.preemption.raise_if_any_rank_requested()
+            return collect_continuations(
+                player.environments,
+                player.formats,
+                episodes,
+                states,
+                count,
+                player.generator,
+                buffer.prompts.draws,
+                keeps_other_actions=True,
+            )
+
+        with clock("rollout"):
+            self._candidates = collect_candidates(
+                player.config, player.team, player.rewards.interruptible, buffer.episodes, play, player.device
+            )
+        episodes = self._candidates.episodes
+        if player.config.algorithm.turn_groups.follow is FollowedCandidate.best:
+            with clock("score"):
+                rewarded = player.rewards.call(episodes)
+        else:
+            rewarded = replace(buffer.rewarded, episodes=episodes)
+        further = {name: rows.further for name, rows in self._candidates.rows.items()}
+        return replace(buffer, rewarded=rewarded, further=further)
+
+    def extend(
+        self,
+        player: Player,
+        buffer: Buffer,
+        experience: Experience,
+        moments: Mapping[str, ScoreMoments],
+        clock: Stopwatch,
+    ) -> Experience:
+        rows = self._candidates.rows
+        return replace(
+            experience,
+            scores={name: rows[name].widen(own) if name in rows else own for name, own in experience.scores.items()},
+            turn_groups={name: own.groups for name, own in rows.items()},
+        )
+
+    def metrics(self, outcome: Outcome) -> dict[str, float]:
+        return {"turn_groups/branch_tokens": float(self._candidates.num_tokens)}
 
 
 def collect_candidates(
@@ -119,9 +174,4 @@ def build_rows(
     for row, place, label, number in entries:
         found.returns[row, place], found.label[row, place] = number, label
     found = TurnGroups(returns=found.returns.to(device), label=found.label.to(device))
-    return CandidateRows(first_number=first, turns=turns, groups=found)
-
-
-def candidate_turns(rows: Mapping[str, CandidateRows], agent: str) -> tuple[list[list[Turn]] | None, int]:
-    """An agent's further turns and their first number, for `build_rollout`; none without candidates."""
-    return (rows[agent].turns, rows[agent].first_number) if agent in rows else (None, 0)
+    return CandidateRows(further=FurtherTurns(first_number=first, turns=turns), groups=found)

@@ -1,4 +1,7 @@
-"""Dynamic sampling: groups of responses with equal scores are replaced by groups of further prompts."""
+"""Dynamic sampling: groups of responses with equal scores are replaced by groups of further prompts.
+
+The scores of all drawn groups are what a curriculum (`tasks/curriculum.py`) learns from.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,16 @@ from torch import Tensor
 
 from ippo_cli.config.schema import RewardConfig
 from ippo_cli.engine import distributed
+from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.contract import Reward, select_rows
 from ippo_cli.rewards.retry import merge_rewards
 from ippo_cli.rewards.score import RawScores, check_failure_budget, turn_counts
 from ippo_cli.rollout.episode_file import episode_from_json, episode_to_json
+from ippo_cli.tasks.curriculum import Curriculum
 from ippo_cli.tasks.schedule import ExampleSchedule, rank_of_row, rank_range
+from ippo_cli.training.methods.method import Buffer, Method, Outcome, Player
+from ippo_cli.training.reward_calls import RewardedEpisodes
 from ippo_cli.types import Episode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardedEpisodes:
-    """This rank's episodes of some prompts, and their rewards."""
-
-    episodes: list[Episode]
-    rewards: Reward
-    failure: Exception | None  # the first one on this rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +65,69 @@ class RefilledBuffer:
     rewarded: RewardedEpisodes  # of this rank's rows
     candidates: CandidateGroups
     end: int  # the position in the schedule after the last drawn prompt
+
+
+class Refill(Method):
+    """Draws groups until enough of them have a signal (`rollout.refill_rounds`), and reports all of them."""
+
+    def __init__(self, rounds: int, curriculum: Curriculum | None) -> None:
+        self._rounds, self._curriculum = rounds, curriculum
+        self.candidates: CandidateGroups | None = None  # of the iteration in progress
+
+    def revise(self, player: Player, buffer: Buffer, clock: Stopwatch) -> Buffer:
+        prompts = buffer.prompts
+
+        def draw(positions: Sequence[int], earlier_rows: int) -> RewardedEpisodes:
+            player.preemption.raise_if_any_rank_requested()
+            batch = player.batch_at(positions)
+            with player.rewards.stream() as streaming:
+                with clock("rollout"):
+                    on_finished = streaming.on_finished if streaming else None
+                    episodes = player.play_episodes(batch, prompts.draws, on_finished)
+                with clock("score"):
+                    return player.rewards.call(episodes, streaming, earlier_rows)
+
+        def combine(rewarded: RewardedEpisodes) -> RawScores:
+            with clock("score"):
+                return player.rewards.combine(rewarded)
+
+        refilled = refill_buffer(
+            buffer.rewarded,
+            prompts.positions,
+            prompts.end,
+            rounds=self._rounds,
+            schedule=player.schedule,
+            agents=list(player.team),
+            all_agents=player.team.names,
+            draw=draw,
+            combine=combine,
+            settings=player.config.reward,
+        )
+        self.candidates = refilled.candidates
+        batch = player.batch_at(refilled.positions)
+        return replace(
+            buffer,
+            prompts=replace(prompts, positions=refilled.positions, end=refilled.end, batch=batch),
+            rewarded=refilled.rewarded,
+            generated_tokens=refilled.candidates.tokens,
+            failure=refilled.candidates.failure,
+        )
+
+    def metrics(self, outcome: Outcome) -> dict[str, float]:
+        assert self.candidates is not None
+        prompts, row = outcome.buffer.prompts, {}
+        if self._rounds:
+            row |= candidate_metrics(self.candidates, list(outcome.team), len(prompts.positions))
+        if self._curriculum is not None:
+            skipped = prompts.end - prompts.start - len(self.candidates.positions)
+            row |= self._curriculum.metrics(skipped, len(self.candidates.positions))
+        return row
+
+    def commit(self, player: Player, outcome: Outcome) -> None:
+        if self._curriculum is not None and self.candidates is not None:
+            rates = self._curriculum.success_rates(self.candidates.scores.joint.tolist())
+            self._curriculum.record([player.schedule.row_at(position) for position in self.candidates.positions], rates)
+        self.candidates = None
 
 
 def refill_buffer(

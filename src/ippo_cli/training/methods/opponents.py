@@ -24,12 +24,16 @@ from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import policy_by_agent, trained_agents_by_policy
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_actor_lm
+from ippo_cli.reporting.stopwatch import Stopwatch
+from ippo_cli.rollout.collect import OnEpisodes
+from ippo_cli.rollout.generator import SamplingStream
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.sampling import uniforms
 from ippo_cli.runs.checkpoint_files import FileManifest, file_sha256, fsync_folder, fsync_folders, list_files
 from ippo_cli.runs.folder import checkpoint_name, list_checkpoints
 from ippo_cli.tasks.schedule import rank_range
-from ippo_cli.training.elo import GameResults, count_results, snapshot_name
+from ippo_cli.training.methods.elo import GameResults, count_results, snapshot_name
+from ippo_cli.training.methods.method import Method, Outcome, PlayBatch, Player, Prompts
 from ippo_cli.types import Batch, Episode
 
 PlayPoliciesFn = Callable[[Mapping[str, GenerationPolicy], Batch, list[int]], list[Episode]]
@@ -86,8 +90,8 @@ def assign_learner(seed: int, iteration: int, prompts: int, share: float, agents
     return seats
 
 
-class OpponentPool:
-    """The opponent pool of one run."""
+class OpponentPool(Method):
+    """The opponent pool of one run (`team.opponent_pool`)."""
 
     def __init__(self, config: Config, folder: Path, state: PoolState, device: torch.device) -> None:
         self._config, self._folder, self._device = config, folder / "partners", device
@@ -96,7 +100,7 @@ class OpponentPool:
         self._agents = [name for name, agent in config.task.agents.items() if not agent.frozen]
         self._loaded_snapshot: tuple[int, dict[str, FrozenAgent]] | None = None
 
-    def verify_snapshots(self) -> None:
+    def check_resume(self) -> None:
         """Check the snapshots' hashes. Raises `ResumeError` if a file is missing or changed. Collective."""
         distributed.run_on_main(self._verify_snapshots)
 
@@ -110,7 +114,11 @@ class OpponentPool:
                         "restore the file, resume without opponents (team.opponent_pool.every=0), or start a new run"
                     )
 
-    def add_due_snapshot(self, team: Team, iteration: int) -> None:
+    def begin(self, team: Team, iteration: int, clock: Stopwatch) -> None:
+        with clock("opponents"):
+            self._add_due_snapshot(team, iteration)
+
+    def _add_due_snapshot(self, team: Team, iteration: int) -> None:
         """Take a snapshot if one is due before this iteration (counted from 0), or if the pool is empty.
 
         The pool is empty after a resume that enables it. Collective.
@@ -160,10 +168,10 @@ class OpponentPool:
 
         return distributed.run_on_main(commit_snapshot)
 
-    def remove_unused_snapshots(self) -> None:
+    def clean_up(self) -> None:
         """Remove snapshots that are in neither the pool nor any checkpoint. Collective.
 
-        Call it after an iteration completes: an abandoned iteration restores the previous pool.
+        An abandoned iteration restores the previous pool, so this belongs after a complete one.
         """
         distributed.run_on_main(self._remove_unused_snapshots)
 
@@ -179,7 +187,27 @@ class OpponentPool:
             if folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def play_episodes(self, team: Team, batch: Batch, iteration: int, play: PlayPoliciesFn) -> list[Episode]:
+    def wrap_play(self, player: Player, prompts: Prompts, draws: SamplingStream, play: PlayBatch) -> PlayBatch:
+        """Episodes with opponents are played in separate batches."""
+
+        def play_parts(batch: Batch, on_episodes: OnEpisodes | None) -> list[Episode]:
+            def play_with(speakers: Mapping[str, GenerationPolicy], part: Batch, places: list[int]) -> list[Episode]:
+                def map_places(part_places: list[int], episodes: list[Episode]) -> None:
+                    assert on_episodes is not None
+                    on_episodes([places[place] for place in part_places], episodes)
+
+                callback = None if on_episodes is None else map_places
+                generator = player.build_generator(speakers)
+                try:
+                    return player.play_episodes(part, draws, callback, generator=generator)
+                finally:
+                    generator.close()
+
+            return self._play_seats(player.team, batch, prompts.iteration, play_with)
+
+        return play_parts
+
+    def _play_seats(self, team: Team, batch: Batch, iteration: int, play: PlayPoliciesFn) -> list[Episode]:
         """Play one episode per example of this rank, some of them with opponents. Collective."""
         generations = self._config.rollout.num_generations
         assert self._settings.share is not None
@@ -236,8 +264,9 @@ class OpponentPool:
     def _snapshot_folder(self, iteration: int) -> Path:
         return self._folder / checkpoint_name(iteration)
 
-    def record_games(self, episodes: Sequence[Episode], iteration: int) -> dict[str, float]:
+    def metrics(self, outcome: Outcome) -> dict[str, float]:
         """Record an iteration's games; returns its metrics. Collective."""
+        episodes, iteration = outcome.experience.episodes, outcome.buffer.prompts.iteration
         snapshots, drawn = (
             self._state.snapshots,
             sample_opponent(self._config.seed, iteration, list(self._state.snapshots)),
@@ -267,9 +296,8 @@ class OpponentPool:
             [snapshot_name(holder, 0) for holder in self._agents_by_policy], [*self._agents_by_policy]
         )
 
-    def rating_rows(self) -> list[dict[str, Any]]:
-        """The rows of `elo.json`; empty if Elo is off."""
-        return self._state.games.rating_rows(self.ratings())
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        return {"elo.json": self._state.games.rating_rows(self.ratings())} if self._settings.elo else {}
 
 
 def _is_intact(file: Path, digest: str) -> bool:

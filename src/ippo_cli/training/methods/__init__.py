@@ -1,0 +1,1 @@
+"""Methods of training: each has one file with its formula, its stages, its metrics and its state."""
