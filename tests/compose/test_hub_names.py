@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +69,11 @@ def test_unreachable_hub_fails_fast(key: str, tmp_path: Path, monkeypatch: Any) 
     assert os.environ.pop("HF_HUB_OFFLINE") == "1", "what libraries are told, so that they do not try again"
 
 
-def test_offline_mode_skips_the_probe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_offline_mode_skips_the_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    (tmp_path / "org___data" / "default" / "0.0.0" / "c0ffee").mkdir(parents=True)
     with pytest.raises(PreflightError, match="HF_HUB_OFFLINE is set"):
         check_hub_access(full("actor.model=org/no-such-model"))
     check_hub_access(load_config(["task=jsonl", "task.train=org/data", "task.eval=org/data"]))
@@ -91,3 +97,55 @@ def test_reason_for_offline_mode_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(2):  # of models and then of data, or in a child process
         with pytest.raises(PreflightError, match=r"and http://127\.0\.0\.1:1 does not answer"):
             check_hub_access(full())
+
+
+def test_dataset_that_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(PreflightError) as raised:
+        check_hub_access(load_config(["task=gsm8k"]))
+    assert os.environ.pop("HF_HUB_OFFLINE") == "1"
+    assert str(raised.value) == (
+        "task.train=openai/gsm8k task.eval=openai/gsm8k: neither a local file nor in the cache of datasets "
+        f"{tmp_path}/datasets, and http://127.0.0.1:1 does not answer; use JSONL files, task.train=FILE "
+        "task.eval=FILE, or set HF_HOME to the cache of a machine that has loaded the data"
+    )
+
+
+@pytest.mark.parametrize("name", ["org/data", "Org/MyData-2", "org/HTTPRows_v2"])
+def test_cached_dataset_is_loaded_offline(name: str, tmp_path: Path) -> None:
+    """The folder that `datasets` looks for is the one that the check finds."""
+    script = f"""
+import sys
+from pathlib import Path
+from datasets import load_dataset_builder
+from datasets.naming import camelcase_to_snakecase
+from ippo_cli.compose.hub_names import check_hub_access
+from ippo_cli.compose.load import load_config
+from ippo_cli.tasks.sources import load_table
+
+owner, own = {name!r}.split("/")
+rows = Path({str(tmp_path)!r}, "rows")
+rows.mkdir()
+(rows / "train.jsonl").write_text('{{"question": "1 + 1?", "answer": "2"}}')
+builder = load_dataset_builder(str(rows))
+builder.download_and_prepare()
+built = Path(builder.cache_dir)
+snake = camelcase_to_snakecase(own)
+target = Path(sys.argv[1], f"{{owner}}___{{snake}}", "default", *built.parts[-2:])
+target.parent.mkdir(parents=True)
+built.rename(target)
+[file] = target.glob("*-train.arrow")
+file.rename(target / f"{{snake}}-train.arrow")
+check_hub_access(load_config(["task=jsonl", "task.train={name}", "task.eval={name}"]))
+print(len(load_table("task.train", {name!r}, None, "train")))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "cache")],
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout == "1\n", found.stderr

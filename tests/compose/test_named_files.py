@@ -61,3 +61,29 @@ def test_missing_files_are_reported_beside_mistyped_keys(typo: str) -> None:
     found = find_mistakes(ConfigError("x=1", "is wrong", "remove it"), typed, ())
     settings = {str(error).partition(" ")[0] for error in found}
     assert {typo, "task.train=no.jsonl", "reward.function=no.py:score"} <= settings
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (None, "cannot be read (No such file or directory)"),
+        (b" \n", "is empty"),
+        (b"\xff", "is not a text in UTF-8"),
+        (
+            b"{% for m in messages %}\n{{ m.content }{% endfor %}",
+            "is not a valid Jinja template (line 2: unexpected '}')",
+        ),
+        (b"{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}", ""),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "task.agents.solo."])
+def test_chat_template_file(text: bytes | None, rule: str, prefix: str, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    if text is not None:
+        file.write_bytes(text)
+    data = tmp_path / "rows.jsonl"
+    data.write_text("{}")
+    model = ["actor=full", f"actor.model={tmp_path}", f"task.train={data}", f"task.eval={data}"]
+    found = mistakes_of(tmp_path, *model, "reward=exact_match", f"{prefix}actor.chat_template={file}")
+    assert len(found) == bool(rule)
+    assert not rule or found[0].startswith(f"{prefix}actor.chat_template=chat.jinja {rule}")

@@ -245,6 +245,13 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"actor.learning_rate": -1.0}, 1, "actor.learning_rate=-1.0 is out of range"),
     ((), {"task.agents.low.critic.learning_rate": -1.0}, 1, "task.agents.low.critic.learning_rate=-1.0 is out of"),
     ((), {"actor.tokenizer": "x"}, 1, "actor.tokenizer=x cannot be set for actor=tiny"),
+    ((), {"actor.chat_template": "x.jinja"}, 1, "actor.chat_template=x.jinja cannot be set for actor=tiny"),
+    (
+        ("actor=full", "actor.model=m"),
+        {"actor.chat_template": "x.jinja"},
+        1,
+        "actor.chat_template=x.jinja has no effect: task=sorting uses no chat template",
+    ),
     (("actor=full", "actor.model=m"), {"actor.tokenizer_revision": "v1"}, 1, "actor.tokenizer_revision=v1"),
     ((), {"reward.processor": ["clap"]}, 1, "reward.processor=[clap] is neither a step nor a function"),
     ((), {"resume": "auto"}, 1, "resume=auto has an effect on the command line only"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from ippo_cli.tasks.call_history import CallConversation, append_call
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import Action
 from ippo_cli.tasks.model_call import ModelCall
-from ippo_cli.tasks.programs.chat_completions import build_message, parse_messages
+from ippo_cli.tasks.programs.chat_completions import RequestError, build_message, parse_chat_request, parse_messages
 from ippo_cli.types import Completion, Turn
 
 ADD = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
@@ -338,3 +339,58 @@ def test_arguments_of_the_chat_template_in_a_call() -> None:
     assert "SHORT" not in agent.text(thinking)
     refused = append_call(agent.format, None, None, ModelCall([user("x")], template_args={"think": 1}), LIMIT)
     assert refused.error == "chat_template_kwargs.think is not read by the chat template of this agent"
+
+
+@pytest.mark.parametrize("effort", [None, "low"])
+def test_reasoning_effort_is_an_argument_of_templates_that_read_it(effort: str | None) -> None:
+    tokenizer = tokenizer_of(FAMILIES["chatml"])
+    plain, agent = Agent(tokenizer), Agent(tokenizer_of(FAMILIES["chatml"]))
+    agent.format.tokenizer.chat_template = "{{ reasoning_effort or 'none' }}|" + FAMILIES["chatml"].template
+    question = [{"role": "user", "content": "Hi"}]
+    ids = agent.ask(question, reasoning_effort=effort)
+    begin = f"{effort or 'none'}|"
+    assert tokenizer.decode(ids) == begin + tokenizer.decode(plain.ask(question, reasoning_effort=effort))
+    ids = agent.ask(question, reasoning_effort=effort, template_args={"reasoning_effort": "high"})
+    assert tokenizer.decode(ids).startswith("high|"), "the more specific setting"
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_final_message_is_continued(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    begin = "Sure, <s> I" if name == "chatml" else "Sure, I"
+    question, final = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": begin}
+    agent = Agent(tokenizer)
+    prompt = agent.ask([question])
+    ids = agent.ask([question, final], continues_final=True)
+    if name == "qwen3":  # it writes an empty thought before the last response
+        assert not ids
+        assert agent.conversation is not None
+        assert agent.conversation.error.startswith("continue_final_message: the chat template of this agent does not")
+        return
+    assert ids[: len(prompt)] == prompt
+    assert tokenizer.decode(ids[len(prompt) :]).strip() == begin
+    assert not set(ids[len(prompt) :]) & set(tokenizer.all_special_ids), "content has no control tokens"
+
+
+def test_final_message_after_an_earlier_response_keeps_its_tokens() -> None:
+    agent = Agent(TOKENIZERS["chatml"])
+    messages: list[Any] = [{"role": "user", "content": "Hi"}]
+    agent.ask(messages)
+    messages += [agent.answer("Hello."), {"role": "user", "content": "And?"}]
+    agent.ask([*messages, {"role": "assistant", "content": "Well"}], continues_final=True)
+    assert agent.conversation is not None
+    known = agent.known
+    assert agent.conversation.ids[: len(known)] == known
+    assert agent.conversation.text.endswith("assistant\nWell")
+
+
+def test_request_to_continue_needs_a_message_to_continue() -> None:
+    body = {"model": "solo", "continue_final_message": True, "messages": [{"role": "user", "content": "Hi"}]}
+    with pytest.raises(RequestError, match="continue_final_message needs a last message of the role assistant"):
+        parse_chat_request(body, ["solo"])
+    call = parse_chat_request(
+        body | {"messages": [*body["messages"], {"role": "assistant", "content": "A"}], "reasoning_effort": "low"},
+        ["solo"],
+    ).call
+    copied = pickle.loads(pickle.dumps(call))
+    assert (copied.continues_final, copied.reasoning_effort) == (True, "low")

@@ -161,6 +161,9 @@ def test_error_for_messages_in_plain_template_names_remedy() -> None:
         render_template("{x}", {"x": TALK}, "task.agents.solo.template")
 
 
+CALL = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+READ_CALL = CALL | {"function": {"name": "add", "arguments": {"a": 1}}}
+RESULT = {"role": "tool", "tool_call_id": "call00000", "content": "2"}
 SYSTEM = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 
 
@@ -171,6 +174,11 @@ SYSTEM = [{"role": "system", "content": "Be brief."}, {"role": "user", "content"
         (SYSTEM, SYSTEM, "system: Be brief.\n\nuser: Hi"),
         (json.dumps(SYSTEM), SYSTEM, "system: Be brief.\n\nuser: Hi"),
         ([{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None}], TALK, "Hi"),
+        (
+            [*TALK, {"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT],
+            [*TALK, {"role": "assistant", "content": "", "tool_calls": [READ_CALL]}, RESULT],
+            'user: Hi\n\nassistant: add({"a": 1})\n\ntool: 2',
+        ),
     ],
 )
 @pytest.mark.parametrize("template", ["messages:x", "messages:{x}", "messages: x"])
@@ -188,7 +196,14 @@ def test_messages_template(value: object, messages: object, text: str, template:
         ("Hi", "needs a list of messages with role and content"),
         ([], "needs a list of messages"),
         ([*TALK, {"role": "assistant", "content": "Yo"}], "ends in a message of role 'assistant'"),
-        ([{"role": "tool", "content": "x"}, *TALK], "has a message of role 'tool'; roles are system user assistant"),
+        (
+            [{"role": "critic", "content": "x"}, *TALK],
+            "has a message of role 'critic'; roles are system user assistant",
+        ),
+        ([{"role": "tool", "content": "x"}, *TALK], "has a message of role 'tool' without a message with tool_calls"),
+        ([{"role": "user", "tool_calls": [CALL]}, *TALK], "tool_calls that are not a list in a message of role 'assis"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}, *TALK], "has a tool call without a"),
+        ([{"role": "assistant", "content": None}, *TALK], "with content that is not text"),
         ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "with content that is not text"),
         (None, "which is null in an example"),
     ],
@@ -224,7 +239,7 @@ def test_collections_are_rejected_as_text(value: object) -> None:
         render_template("{x}", {"x": value}, "task.agents.solo.answer")
 
 
-@pytest.mark.parametrize("part", [{"tool_calls": [{"type": "function"}]}, {"images": ["a.png"]}])
+@pytest.mark.parametrize("part", [{"function_call": {"name": "f"}}, {"images": ["a.png"]}])
 def test_messages_with_non_text_parts_are_rejected(part: dict[str, object]) -> None:
     messages = [{"role": "user", "content": "a", "tool_calls": None, "images": []} | part]
     with pytest.raises(ConfigError, match=f"with {next(iter(part))}"):

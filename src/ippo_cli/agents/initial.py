@@ -132,10 +132,14 @@ def record_path(run_folder: Path, holder: str) -> Path:
 def describe_source(
     model: Path | str, revision: str | None, key: str = "model", *, has_weights: bool = True
 ) -> dict[str, Any]:
-    """Source of a model or tokenizer: commit of a hub id, or sha256 of a folder's files. `key` is used in errors.
+    """Source of a model, tokenizer or chat template: commit of a hub id, or sha256 of the file or of a folder's files.
+
+    `key` is used in errors.
 
     `has_weights`: False to leave out weights, of an agent at a server.
     """
+    if Path(model).is_file():
+        return {"model": str(model), "commit": None, "sha256": {Path(model).name: _sha256(Path(model))}}
     if Path(model).is_dir():
         suffixes = [suffix for suffix in MODEL_FILES if has_weights or suffix != WEIGHTS_SUFFIX]
         files = sorted(file for file in Path(model).iterdir() if file.suffix in suffixes)
@@ -153,10 +157,15 @@ def describe_source(
 
 def verify_record(model: Path | str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record if the files still match it. Raises `ResumeError` for a file that differs."""
-    if Path(model).is_dir():
+    if Path(model).exists():
         before = record["sha256"]
         now = describe_source(model, None, has_weights=SERVED_MODEL not in record)["sha256"]
         if changed := sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
+            if Path(model).is_file():
+                raise ResumeError(
+                    f"{model} differs from what this run started with, and its prompts depend on it; restore the file, "
+                    "or start a new run"
+                )
             raise ResumeError(
                 f"{model}: {' '.join(changed[:3])} {'differ' if len(changed) > 1 else 'differs'} from what this run "
                 "started with, and its tokenizer and KL reference are loaded from there; restore the files, or start a "
@@ -245,6 +254,8 @@ def _record_weights(config: Config, weights: WeightSources, run_folder: Path) ->
             file = record_path(run_folder, _tokenizer_record(base))
             record = _record_or_verify(file, actor.tokenizer, actor.tokenizer_revision, known, "tokenizer")
             commits[_tokenizer_record(base)] = record["commit"]
+        if actor.chat_template is not None:
+            _record_or_verify(record_path(run_folder, f"{base}.chat_template"), actor.chat_template, None, known)
         if config.task.agents[names[0]].frozen and isinstance(actor, LoraActorConfig) and actor.adapter is not None:
             places = [Path(actor.adapter), Path(actor.adapter) / ADAPTER_SUBFOLDER]
             for adapter in (place for place in places if (place / ADAPTER_CONFIG).is_file()):

@@ -161,8 +161,10 @@ def compose_checked(overrides: list[str], typed_now: list[str], *, of_model: boo
     from ippo_cli.compose.arguments import merge_search_paths
     from ippo_cli.compose.hub_names import check_hub_access
     from ippo_cli.compose.load import build_config, compose_node, resolve_config
+    from ippo_cli.compose.named_files import chat_template_errors
     from ippo_cli.compose.user_files import check_user_files
     from ippo_cli.config.checks import check_config
+    from ippo_cli.config.errors import combine_errors
     from ippo_cli.config.evaluation import check_evaluation_overrides
     from ippo_cli.config.model_hub import download_models
 
@@ -172,6 +174,8 @@ def compose_checked(overrides: list[str], typed_now: list[str], *, of_model: boo
     check_evaluation_overrides(typed_now, of_model=of_model)
     config = build_config(resolve_config(node))
     check_config(config, 1, training=False)
+    if of_model and (errors := list(chat_template_errors(config))):  # a checkpoint has the template of its run
+        raise combine_errors(errors)
     check_hub_access(config, models=of_model, training=False, data=data)  # a run's models come from its checkpoint
     return download_models(config, agents=of_model)
 

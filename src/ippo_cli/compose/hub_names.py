@@ -6,7 +6,7 @@ import os
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from glob import has_magic
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class HubName(NamedTuple):
 
 
 def check_hub_access(config: Config, *, models: bool = True, training: bool = True, data: bool = True) -> None:
-    """Raise `PreflightError` for a missing path or an unavailable model; set offline mode if the hub does not answer.
+    """Raise `PreflightError` for a missing path, model or dataset; set offline mode if the hub does not answer.
 
     Hub libraries retry for a minute without a connection; in offline mode they use their cache at once. Call this
     before importing them. `models=False` checks data and reward models only; `training=False` skips training data;
@@ -74,12 +74,8 @@ def _check_access(named: Iterable[HubName]) -> None:
     else:
         reason = f"{_endpoint()} does not answer"
         os.environ.update({"HF_HUB_OFFLINE": "1", UNREACHABLE: reason})
-    for setting, name, revision, file in wanted:
-        if file is not None and not _is_cached(name, revision, file):
-            raise PreflightError(
-                f"{setting}={name} is neither a local folder nor in this machine's cache, and {reason}; "
-                "use a folder, or download it first"
-            )
+    if missing := [name for name in wanted if not _is_cached(name)]:
+        raise PreflightError("\n".join(_missing_messages(missing, reason)))
     print_text(
         f"ippo: {reason}: {' '.join(f'{setting}={name}' for setting, name, _, _ in wanted)} from this machine's cache",
         to_stderr=True,
@@ -132,14 +128,53 @@ def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
 
 
-def _is_cached(name: str, revision: str | None, file: str) -> bool:
+def _missing_messages(missing: Sequence[HubName], reason: str) -> Iterator[str]:
+    """Yield one line per model, and one for all datasets."""
+    for setting, name, _, file in missing:
+        if file is not None:
+            yield (
+                f"{setting}={name} is neither a local folder nor in this machine's cache, and {reason}; "
+                "use a folder, or download it first"
+            )
+    if datasets := [name for name in missing if name.file is None]:
+        files = " ".join(dict.fromkeys(f"{name.setting}=FILE" for name in datasets))
+        yield (
+            f"{' '.join(f'{setting}={name}' for setting, name, _, _ in datasets)}: neither a local file nor in the "
+            f"cache of datasets {_datasets_cache()}, and {reason}; use JSONL files, {files}, or set HF_HOME to the "
+            "cache of a machine that has loaded the data"
+        )
+
+
+def _is_cached(wanted: HubName) -> bool:
+    if wanted.file is None:
+        return _is_dataset_cached(wanted.name)
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return isinstance(try_to_load_from_cache(name, file, revision=revision), str)
+        return isinstance(try_to_load_from_cache(wanted.name, wanted.file, revision=wanted.revision), str)
     except HFValidationError:
         return False
+
+
+def _datasets_cache() -> Path:
+    """The folder in which `datasets` keeps prepared datasets, without its import of two seconds."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    return Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets").expanduser()
+
+
+def _is_dataset_cached(name: str) -> bool:
+    """Whether the cache has a folder OWNER___NAME/CONFIG/VERSION/HASH, with NAME in snake case, for a dataset."""
+    place = _datasets_cache()
+    wanted = _remove_case(name.replace("/", "___"))
+    return place.is_dir() and any(
+        _remove_case(folder.name) == wanted and any(part.is_dir() for part in folder.glob("*/*/*"))
+        for folder in place.iterdir()
+    )
+
+
+def _remove_case(name: str) -> str:
+    return name.replace("_", "").lower()
 
 
 def _model_hub_names(config: Config) -> Iterator[HubName]:

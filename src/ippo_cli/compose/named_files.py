@@ -19,7 +19,9 @@ DYNAMIC = re.compile(r"\b(globals|setattr|exec|vars)\(|import \*|__getattr__")
 
 
 def check_named_files(config: Config) -> Iterator[ConfigError]:
-    """Yield one error for every data file, model folder, user file and function that does not exist."""
+    """Yield one error for every data file, model folder, user file and function that does not exist, and for every
+    chat template that is not valid."""
+    yield from chat_template_errors(config)
     for setting, name in path_names(config):
         if is_path_like(name) and not Path(name).exists():
             yield ConfigError(f"{setting}={name}", "names no file or folder", "correct the path")
@@ -31,6 +33,24 @@ def check_named_files(config: Config) -> Iterator[ConfigError]:
             if isinstance(text, str) and is_code_reference(text) and (group_key, text) not in known:
                 known.add((group_key, text))
                 yield from _check_function(key, text)
+
+
+def chat_template_errors(config: Config) -> Iterator[ConfigError]:
+    """Yield one error for every file of `actor.chat_template` that is missing or not valid Jinja."""
+    keys: dict[str, str] = {}
+    for name, agent in config.task.agents.items():
+        if (file := agent.actor.chat_template) is not None:
+            is_inherited = file == getattr(config.actor, "chat_template", None)
+            keys.setdefault(file, f"{'' if is_inherited else f'task.agents.{name}.'}actor.chat_template")
+    if not keys:
+        return
+    from ippo_cli.user_code.templates import read_chat_template
+
+    for file, key in keys.items():
+        try:
+            read_chat_template(file, key)
+        except ConfigError as error:
+            yield error
 
 
 def _check_function(key: str, text: str) -> Iterator[ConfigError]:

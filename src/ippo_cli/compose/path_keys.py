@@ -24,7 +24,7 @@ CODE_KEYS = (
 PATH_PATTERN = re.compile(
     r"\+{0,2}(algorithm\.advantage_function|task\.(train|eval)|reward\.(parts\.\w+\.)?(function|processor)|task\.(protocol|environment|program)"
     r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer|tools)|tracker\.callback"
-    r"|(task\.agents\.\w+\.)?(actor\.(model|adapter|reference|tokenizer)|critic\.(model|warm_start)))"
+    r"|(task\.agents\.\w+\.)?(actor\.(model|adapter|reference|tokenizer|chat_template)|critic\.(model|warm_start)))"
 )
 MAYBE_CODE_KEYS = re.compile(r".*\.(filter|map|template|turn_template|answer|warm_start_answer|processor)")  # or text
 TEXT_KEYS = re.compile(

@@ -57,6 +57,12 @@ def _check_tiny_actor(config: Config, where: str, agent: AgentConfig, actor: Tin
             f"cannot be set for actor={actor.kind.value}, which creates its tokenizer",
             "use actor.alphabet, or actor=" + ("lora" if isinstance(actor, LoraActorConfig) else "full"),
         )
+    if actor.chat_template is not None:
+        raise ConfigError(
+            f"actor.chat_template={actor.chat_template}",
+            f"cannot be set for actor={actor.kind.value}: its prompts are plain text",
+            "use actor=" + ("lora" if isinstance(actor, LoraActorConfig) else "full"),
+        )
     if actor.hidden_size % 2:
         raise ConfigError(
             f"actor.hidden_size={actor.hidden_size}",
@@ -96,6 +102,12 @@ def _check_model(config: Config, name: str, actor: PolicyConfig) -> None:
             f"actor.tokenizer_revision={actor.tokenizer_revision}",
             "has no effect without actor.tokenizer",
             "set actor.tokenizer, or use actor.revision for a model and its tokenizer",
+        )
+    if actor.chat_template is not None and not isinstance(config.task, DataConfig):
+        raise ConfigError(
+            f"actor.chat_template={actor.chat_template}",
+            f"has no effect: task={config.task.kind} uses no chat template",
+            "set it to null",
         )
     if actor.model is None and isinstance(actor, ServerActorConfig):
         raise ConfigError(

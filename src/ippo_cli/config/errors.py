@@ -46,6 +46,14 @@ class UnusableServer(ConfigError):
         self.key = message.partition("=")[0]
 
 
+class RowError(ConfigError):
+    """A mistake in one row of the data; `row` counts from 0, and `place` names it."""
+
+    def __init__(self, error: ConfigError, row: int, place: str) -> None:
+        Exception.__init__(self, f"{error} ({place})")
+        self.key, self.error, self.row = error.key, error, row
+
+
 class ConfigErrors(ConfigError):
     """Several mistakes of one command, reported together."""
 

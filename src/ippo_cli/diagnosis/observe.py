@@ -80,7 +80,7 @@ def find_chat_templates(config: Config) -> dict[str, bool]:
     for name, agent in config.task.agents.items():
         source = agent.actor.tokenizer or agent.actor.model
         if source is not None and (folder := _local_folder(source, agent.actor.revision)) is not None:
-            found[name] = _has_chat_template(folder)
+            found[name] = agent.actor.chat_template is not None or _has_chat_template(folder)
     return found
 
 

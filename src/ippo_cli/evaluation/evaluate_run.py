@@ -309,6 +309,7 @@ def load_policies(
         actor = agent.actor
         key = (record["model"], record["commit"], actor.dtype.value, adapter.get("model"), "adapter" in record)
         key += (record.get("tokenizer", actor.tokenizer), actor.tokenizer_revision, str(actor.model_args))
+        key += (actor.chat_template,)
         if key not in loaded:
             loaded[key] = load_frozen_agent(name, record, agent.actor, device, loaded)
         policies[name] = replace(loaded[key], name=name)
@@ -507,6 +508,9 @@ def _initial_record(folder: Path, holder: str, adapter: tuple[str, str | None] |
 
 def _initial_model_record(folder: Path, holder: str) -> Record:
     """The record of the initial model of an agent or group: the copy in the run folder, or the original model."""
+    if (template := record_path(folder, f"{holder}.chat_template")).is_file():
+        file = read_record(template)
+        verify_record(file["model"], file)
     record = read_record(record_path(folder, holder))
     own = folder / INITIAL / holder
     return verify_record(own, record) | {"model": str(own)} if own.is_dir() else verify_record(record["model"], record)

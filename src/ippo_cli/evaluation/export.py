@@ -163,7 +163,12 @@ def _write_model(
     source, merged = Path(record["model"]), request.is_merged
     whole, actor = "adapter" not in record, config.task.agents[name].actor
     trained = "tokenizer" in record  # a checkpoint already contains the effect of these keys
-    if whole and merged and source.is_dir() and (trained or not (actor.tokenizer or actor.model_args)):
+    if (
+        whole
+        and merged
+        and source.is_dir()
+        and (trained or not (actor.tokenizer or actor.chat_template or actor.model_args))
+    ):
         target.mkdir()
         for file in sorted(record["sha256"]):
             if "/" not in file:

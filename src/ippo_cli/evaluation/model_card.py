@@ -113,6 +113,10 @@ def _has_chat_template(config: Config) -> bool:
 
 def _prompt_lines(config: Config, agent: str) -> Iterator[str]:
     settings = config.task.agents[agent]
+    if settings.actor.chat_template is not None:
+        yield f"chat template: {Path(settings.actor.chat_template).name}, saved as chat_template.jinja"
+    if settings.chat_template_args:
+        yield f"chat_template_args: {json.dumps(settings.chat_template_args, ensure_ascii=False)}"
     for key in ("system", "template", "turn_template"):
         if (text := getattr(settings, key)) is not None:
             yield f"{key}: {text}"

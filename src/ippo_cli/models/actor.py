@@ -34,6 +34,7 @@ from ippo_cli.models.load import (
     submodule_weights,
 )
 from ippo_cli.models.packing import last_hidden_states, run_backbone
+from ippo_cli.user_code.templates import read_chat_template
 
 DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
 
@@ -245,10 +246,17 @@ def tokenizer_source(actor: PolicyConfig, model: str, revision: str | None) -> t
 
 
 def load_actor_tokenizer(actor: PolicyConfig, model: str, revision: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of an actor that starts from `model`: `actor.tokenizer`, or the model's."""
-    return load_tokenizer(
+    """The tokenizer of an actor that starts from `model`: `actor.tokenizer`, or the model's.
+
+    It has the chat template of `actor.chat_template`, if that is set, also where it is saved.
+    """
+    template = None if actor.chat_template is None else read_chat_template(actor.chat_template, "actor.chat_template")
+    tokenizer = load_tokenizer(
         *tokenizer_source(actor, model, revision), "model" if actor.tokenizer is None else "tokenizer"
     )
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
 
 
 def tokenizer_setting(actor: PolicyConfig, model: str) -> str:

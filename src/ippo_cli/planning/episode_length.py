@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ippo_cli.config.errors import ConfigError, RowError
 from ippo_cli.config.schema import Config, ContextMode
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.dry_run import PLACEHOLDER
+from ippo_cli.tasks.messages import is_messages
+from ippo_cli.tasks.prompt_lengths import describe_row
 from ippo_cli.tasks.task import Task, example_only_agents, max_turns_by_agent
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.tasks.warm_start import take_examples
@@ -117,10 +121,28 @@ def _first_prompt_tokens(config: Config, task: Task, formats: Mapping[str, Promp
     longest: dict[str, int] = {}
     for name in example_only_agents(config.task):
         agent = config.task.agents[name]
-        examples = [*take_examples(task.train, MEASURED_EXAMPLES), *take_examples(task.held_out, MEASURED_EXAMPLES)]
-        messages = sorted((first_message(name, agent, example) for example in examples), key=len)
-        longest[name] = max(_count_prompt_tokens(formats[name], text) for text in messages[-LONGEST_TEXTS:])
+        messages: list[tuple[str, str, int]] = []
+        for part, rows in (("train", task.train), ("eval", task.held_out)):
+            for row, example in enumerate(take_examples(rows, MEASURED_EXAMPLES)):
+                with _name_row(config, name, part, row):
+                    messages.append((first_message(name, agent, example), part, row))
+        counts: list[int] = []
+        for text, part, row in sorted(messages, key=lambda message: len(message[0]))[-LONGEST_TEXTS:]:
+            with _name_row(config, name, part, row):
+                counts.append(_count_prompt_tokens(formats[name], text))
+        longest[name] = max(counts)
     return longest
+
+
+@contextmanager
+def _name_row(config: Config, name: str, part: str, row: int) -> Iterator[None]:
+    """Add the row to errors of an agent with messages of rows as prompts."""
+    try:
+        yield
+    except ConfigError as error:
+        if not is_messages(config.task.agents[name].template):
+            raise
+        raise RowError(error, row, describe_row(config.task, part, row)) from error
 
 
 def _observation_tokens(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, list[int]]:

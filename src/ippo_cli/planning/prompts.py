@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ippo_cli.config.batch_sizes import BatchSizes
-from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.errors import PreflightError, RowError
 from ippo_cli.config.schema import Config, JsonlConfig, OverlongPrompts, ProgramConfig
 from ippo_cli.planning.episode_length import length_warnings
 from ippo_cli.planning.model_specs import ModelSpecs
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats
-from ippo_cli.tasks.prompt_lengths import check_prompt_lengths, fitting_rows
+from ippo_cli.tasks.prompt_lengths import check_prompt_lengths, describe_row, fitting_rows
 from ippo_cli.tasks.rows import take_rows
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, example_only_agents, max_answers, multi_turn_agents
@@ -75,8 +75,14 @@ def build_prompt_formats(
     scheduled = schedule.scheduled_examples(batch_sizes.num_iterations)
     known = {name: formats[name] for name in example_only_agents(config.task)}
     sizes = {name: first_message_size(name, config.task.agents[name]) for name in known}
-    for rows, source in ((scheduled, "the training data"), (enumerate(task.held_out), "the held-out data")):
-        check_prompt_lengths(known, message, rows, source, specs.context_limits, sizes)
+    for part, rows, source in (
+        ("train", scheduled, "the training data"),
+        ("eval", enumerate(task.held_out), "the held-out data"),
+    ):
+        try:
+            check_prompt_lengths(known, message, rows, source, specs.context_limits, sizes)
+        except RowError as error:
+            raise RowError(error.error, error.row, describe_row(config.task, part, error.row)) from error
     for name, observation in ({} if known else task.dry_run.first_observations).items():
         if name in formats:  # unknown agents are reported when episodes fail
             formats[name].check_lengths([(0, observation)], "the training data", specs.context_limits[name])

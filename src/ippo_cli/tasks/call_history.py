@@ -13,8 +13,13 @@ from ippo_cli.tasks.conversation import Conversation, PromptFormat
 from ippo_cli.tasks.model_call import ChatMessage, ModelCall
 from ippo_cli.tasks.observations import cut_text
 from ippo_cli.tasks.prompt_bridges import find_bridge, find_bridge_after
+from ippo_cli.tasks.template_args import REASONING_EFFORT, reads_reasoning_effort
 from ippo_cli.tasks.tools.formats import decode_with_markers
 from ippo_cli.types import Completion
+
+
+class UnusableContinuation(ValueError):
+    """A chat template writes the last message in a form that a response cannot continue."""
 
 
 @dataclass(slots=True)
@@ -43,12 +48,19 @@ class CallHistory:
         prompt's ids, the sampled ids, and the ids of the text between the response and the next one. Without such a
         call, or if the chat template writes earlier messages in another way, the messages are a new sequence.
         """
+        if call.reasoning_effort is not None and reads_reasoning_effort(prompt_format.tokenizer):
+            call.template_args = {REASONING_EFFORT: call.reasoning_effort, **call.template_args}
         if unread := prompt_format.find_unread_args(call.template_args):
             raise ValueError(f"chat_template_kwargs.{unread[0]} is not read by the chat template of this agent")
         try:
-            sequence = self._continue_sequence(prompt_format, call, limit) or _start_sequence(
-                prompt_format, call, limit
+            begun = _remove_final_message(call) if call.continues_final else call
+            sequence = self._continue_sequence(prompt_format, begun, limit) or _start_sequence(
+                prompt_format, begun, limit
             )
+            if call.continues_final:
+                sequence = _append_final_message(prompt_format, sequence, call, limit)
+        except UnusableContinuation:
+            raise
         except Exception as error:  # templates are code of the model, and messages those of the program
             reason = (str(error) or repr(error)).splitlines()[0]
             raise ValueError(f"the chat template rejects the messages: {reason}") from error
@@ -104,6 +116,34 @@ def _start_sequence(prompt_format: PromptFormat, call: ModelCall, limit: int) ->
     text = prompt_format.render_chat(rendered, _guard_tools(prompt_format, call), template_args=call.template_args)
     text = cut_text(text, prompt_format.tokenizer, limit)
     return CallSequence(call=call, rendered=rendered, text=text, ids=prompt_format.tokenize_prompts([text])[0])
+
+
+def _remove_final_message(call: ModelCall) -> ModelCall:
+    return ModelCall(call.messages[:-1], tools=call.tools, template_args=call.template_args)
+
+
+def _append_final_message(
+    prompt_format: PromptFormat, begun: CallSequence, call: ModelCall, limit: int
+) -> CallSequence:
+    """The prompt of a call that continues its last message: the prompt before it, and its text.
+
+    Raises `UnusableContinuation` if the chat template writes the message otherwise; white space at its end may differ.
+    """
+    rendered = [*begun.rendered, prompt_format.control.guard_message(call.messages[-1])]
+    text = begun.text + rendered[-1]["content"]
+    closed = prompt_format.render_chat(
+        rendered, _guard_tools(prompt_format, call), opens_response=False, template_args=call.template_args
+    )
+    if not closed.startswith(text.rstrip()):
+        place = next((place for place, (one, other) in enumerate(zip(text, closed, strict=False)) if one != other), 0)
+        around, show = slice(max(place - 20, 0), place + 40), prompt_format.control.unguard
+        raise UnusableContinuation(
+            "continue_final_message: the chat template of this agent does not write the last message after the "
+            f"beginning of a response: it writes {show(closed[around])!r} where the prompt has {show(text[around])!r}"
+        )
+    final = cut_text(rendered[-1]["content"], prompt_format.tokenizer, limit)
+    ids = prompt_format.control.bridge_ids([("", final)])[0] if final else []
+    return CallSequence(call=call, rendered=rendered, text=begun.text + final, ids=[*begun.ids, *ids])
 
 
 def _extend_sequence(

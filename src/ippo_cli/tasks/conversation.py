@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.errors import ConfigError, RowError
 from ippo_cli.config.schema import DataConfig, RolloutConfig, TaskConfig
 from ippo_cli.tasks.control_tokens import ControlTokens
 from ippo_cli.tasks.filled_text import FilledText
-from ippo_cli.tasks.messages import Message, MessagesText
+from ippo_cli.tasks.messages import Message, MessagesText, has_tool_messages
 from ippo_cli.tasks.observations import cut_observation, describe_num_tokens
 from ippo_cli.tasks.prompt_bridges import (
     ResponseEnd,
@@ -365,7 +365,7 @@ class PromptFormat:
 
     def check_lengths(self, rows: Sequence[tuple[int, str]], source: str, context: int) -> None:
         """Raise `ConfigError` for the first of these (row of `source`, first message) that is too long."""
-        for row, text, length in self._possibly_too_long(rows, context):
+        for row, text, length in self._possibly_too_long(rows, context, f" of {source}"):
             self.check_length(text, length, context, f", row {row} of {source},")
 
     def find_too_long_rows(self, rows: Sequence[tuple[int, str]], context: int) -> set[int]:
@@ -382,7 +382,9 @@ class PromptFormat:
         around += len(self.text(message).encode()) - len(message.encode())
         return min(self.max_prompt_tokens, context - 1) - around
 
-    def _possibly_too_long(self, rows: Sequence[tuple[int, str]], context: int) -> list[tuple[int, str, int]]:
+    def _possibly_too_long(
+        self, rows: Sequence[tuple[int, str]], context: int, source: str = ""
+    ) -> list[tuple[int, str, int]]:
         """Rows that may be too long or empty, as (row, prompt, number of tokens).
 
         A text has at most as many tokens as bytes, so most rows need no tokenization.
@@ -390,12 +392,20 @@ class PromptFormat:
         _, first = rows[0]
         limit = self.count_fitting_bytes(first, context)
         suspects = [
-            (row, self._text(message))
+            (row, self._row_text(message, row, f"row {row}{source}"))
             for row, message in rows
             if isinstance(message, MessagesText) or not 0 < len(message.encode()) <= limit
         ]
         ids = self.tokenize_prompts([text for _, text in suspects])
         return [(row, text, length) for (row, text), length in zip(suspects, map(len, ids), strict=True)]
+
+    def _row_text(self, message: str, row: int, place: str) -> str:
+        try:
+            return self._text(message)
+        except ConfigError as error:
+            if isinstance(message, MessagesText):  # texts of rows differ, but not in what a template can do with them
+                raise RowError(error, row, place) from error
+            raise
 
     def _first_messages(self, observation: str) -> list[Message]:
         observation = cut_observation(observation, self.tokenizer, self.max_prompt_tokens)
@@ -429,12 +439,36 @@ class PromptFormat:
                 "needs a chat template, and none is used for this agent",
                 "use an instruction-tuned model with task.chat_template=auto, or use a jinja: template",
             )
+        if has_tool_messages(messages) and not self._shows_tool_messages:
+            raise ConfigError(
+                setting,
+                f"has calls of tools or results, and the chat template of agent {self.agent}'s tokenizer does not show "
+                "them",
+                "use a model with tools in its chat template, set actor.chat_template=FILE, or convert them to text "
+                "with task.map",
+            )
         if self.system is not None and any(message["role"] == "system" for message in messages):
             raise ConfigError(
                 f"task.agents.{self.agent}.system={self.system!r}",
                 "is a second system message in addition to that of the examples",
                 "set it to null, or remove that of the examples with task.map",
             )
+
+    @cached_property
+    def _shows_tool_messages(self) -> bool:
+        """Whether the chat template writes calls of tools, their arguments and their results."""
+        name, value, result = "probe_name", "probe_value", "probe_result"
+        call = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": {"probe_key": value}}}
+        messages: list[Message] = [
+            {"role": "user", "content": "One?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": name, "tool_call_id": "call00000", "content": result},
+        ]
+        try:
+            text = self.render_chat(messages, self._tool_schemas)
+        except Exception:  # templates are code of the model
+            return False
+        return all(part in text for part in (name, value, result))
 
     def _render_messages(self, messages: Sequence[Message], *, opens_response: bool = True) -> str:
         """The messages as the text of the next prompt; without `opens_response` not as far as the next response."""

@@ -15,9 +15,10 @@ from ippo_cli.config.text import escape_controls
 _log = logging.getLogger(__name__)
 _reported: set[tuple[str, str]] = set()  # settings and keys of messages that were reported
 
-ROLES = ("system", "user", "assistant")
-UNSUPPORTED_PARTS = ("tool_calls", "function_call", "images", "videos", "audio")  # message keys other than text
-READ_KEYS = {"role", "content", "name", "reasoning_content", "reasoning"}
+ROLES = ("system", "user", "assistant", "tool")
+LAST_ROLES = ("user", "tool")  # an agent answers a question, or continues after the result of a tool
+UNSUPPORTED_PARTS = ("function_call", "images", "videos", "audio")  # message keys other than text
+READ_KEYS = {"role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning"}
 Message = dict[str, Any]  # role and content; calls of tools and their results have further keys
 
 
@@ -29,7 +30,7 @@ class MessagesText(str):
     def __new__(cls, messages: Sequence[Message]) -> MessagesText:
         """Build the text: the content of a single user message, or else `role: content` of each message."""
         lone = len(messages) == 1 and messages[0]["role"] == "user"
-        lines = [message["content"] if lone else f"{message['role']}: {message['content']}" for message in messages]
+        lines = [message["content"] if lone else f"{message['role']}: {_plain_text(message)}" for message in messages]
         text = super().__new__(cls, "\n\n".join(lines))
         text.messages = list(messages)
         return text
@@ -54,7 +55,10 @@ def is_conversation(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
         isinstance(value, Sequence)
         and not isinstance(value, str)
         and bool(value)
-        and all(isinstance(part, Mapping) and {"role", "content"} <= part.keys() for part in value)
+        and all(
+            isinstance(part, Mapping) and "role" in part and ("content" in part or bool(part.get("tool_calls")))
+            for part in value
+        )
     )
 
 
@@ -77,27 +81,79 @@ def read_messages(value: Any, setting: str) -> MessagesText:
                 "convert it to text with task.map",
             )
         _report_ignored_keys(part, setting)
-    messages = [
-        {
-            "role": str(part["role"]),
-            "content": _content_text(part["content"], setting),
-            **_optional_texts(part, setting),
-        }
-        for part in value
-    ]
+    messages = [_read_message(part, setting) for part in value]
     if unknown_roles := [message["role"] for message in messages if message["role"] not in ROLES]:
         raise ConfigError(
             setting,
             f"has a message of role {unknown_roles[0]!r}",
             f"roles are {' '.join(ROLES)}; change it with task.map",
         )
-    if messages[-1]["role"] != "user":
+    called = False
+    for message in messages:
+        called = called or "tool_calls" in message
+        if message["role"] == "tool" and not called:
+            raise ConfigError(
+                setting,
+                "has a message of role 'tool' without a message with tool_calls before it",
+                "put the call before its result, or change the role with task.map",
+            )
+    if messages[-1]["role"] not in LAST_ROLES:
         raise ConfigError(
             setting,
-            f"ends in a message of role {messages[-1]['role']!r}, but the agent answers a user message",
+            f"ends in a message of role {messages[-1]['role']!r}, but the agent answers a user message or the result "
+            "of a tool",
             "remove the last message with task.map",
         )
     return MessagesText(messages)
+
+
+def has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether messages have calls of tools or results."""
+    return any("tool_calls" in message or message["role"] == "tool" for message in messages)
+
+
+def _plain_text(message: Message) -> str:
+    calls = [part["function"] for part in message.get("tool_calls", ())]
+    texts = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
+    return "\n".join([*([message["content"]] if message["content"] or not texts else []), *texts])
+
+
+def _read_message(part: Mapping[str, Any], setting: str) -> Message:
+    content = part.get("content")
+    calls = part.get("tool_calls")
+    message: Message = {
+        "role": str(part["role"]),
+        "content": _content_text("" if content is None and calls else content, setting),
+    }
+    if calls:
+        if message["role"] != "assistant" or isinstance(calls, str) or not isinstance(calls, Sequence):
+            raise ConfigError(
+                setting,
+                f"has tool_calls that are not a list in a message of role 'assistant': {calls!r:.60}",
+                "correct the rows, or convert them with task.map",
+            )
+        message["tool_calls"] = [_read_call(call, setting) for call in calls]
+    if message["role"] == "tool" and isinstance(part.get("tool_call_id"), str):
+        message["tool_call_id"] = part["tool_call_id"]
+    return message | _optional_texts(part, setting)
+
+
+def _read_call(call: Any, setting: str) -> dict[str, Any]:
+    """A call in the form that chat templates read: arguments are an object, which rows may write as JSON text."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if isinstance(arguments, str):
+        with suppress(ValueError):
+            arguments = json.loads(arguments)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise ConfigError(
+            setting,
+            f"has a tool call without a function's name and an object of arguments: {call!r:.60}",
+            'write it as {"type": "function", "function": {"name": ..., "arguments": {...}}}',
+        )
+    found = {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+    return found | ({"id": call["id"]} if isinstance(call.get("id"), str) else {})
 
 
 def _optional_texts(message: Mapping[str, Any], setting: str) -> dict[str, str]:

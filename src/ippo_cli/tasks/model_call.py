@@ -21,6 +21,8 @@ class ModelCall(str):
     max_new_tokens: int | None  # at most this many, and no more than the agent's setting
     stop_strings: tuple[str, ...]  # in addition to the agent's
     template_args: Mapping[str, Any]  # of the chat template, in addition to the agent's
+    reasoning_effort: str | None  # an argument of the chat template, if that reads it
+    continues_final: bool  # the last message is the beginning of the response
     seed: int | None  # calls of an agent with one seed share random numbers; None: by the call's turn
     response: ChatMessage | None  # the message that the program received
 
@@ -32,6 +34,8 @@ class ModelCall(str):
         max_new_tokens: int | None = None,
         stop_strings: Sequence[str] = (),
         template_args: Mapping[str, Any] | None = None,
+        reasoning_effort: str | None = None,
+        continues_final: bool = False,
         seed: int | None = None,
         response: ChatMessage | None = None,
     ) -> ModelCall:
@@ -43,10 +47,12 @@ class ModelCall(str):
         call.messages, call.tools = list(messages), list(tools)
         call.max_new_tokens, call.stop_strings, call.seed = max_new_tokens, tuple(stop_strings), seed
         call.response, call.template_args = response, dict(template_args or {})
+        call.reasoning_effort, call.continues_final = reasoning_effort, continues_final
         return call
 
     def __reduce__(self) -> Any:
         names = ("tools", "max_new_tokens", "stop_strings", "template_args", "seed", "response")
+        names += ("reasoning_effort", "continues_final")
         return _rebuild_call, (self.messages, {name: getattr(self, name) for name in names})
 
 

@@ -12,6 +12,13 @@ SET_ELSEWHERE = {"messages", "tools", "documents", "add_generation_prompt", "con
 OPTIONAL_KEYS = ("name", "reasoning_content")
 FUNCTIONS = {"raise_exception", "strftime_now", "range", "namespace", "tojson"}
 
+REASONING_EFFORT = "reasoning_effort"  # a setting of chat requests, and a variable of some templates
+
+
+def reads_reasoning_effort(tokenizer: Any) -> bool:
+    """Whether the chat template names the variable `reasoning_effort`; False for a template that cannot be analysed."""
+    return REASONING_EFFORT in (read_template_args(tokenizer) or ())
+
 
 def read_template_args(tokenizer: Any) -> frozenset[str] | None:
     """The names of the arguments; None for a template that cannot be analysed."""

@@ -6,10 +6,20 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from numbers import Real
+from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import StrictUndefined, Template, TemplateError, TemplateRuntimeError, nodes
+from jinja2 import (
+    StrictUndefined,
+    Template,
+    TemplateError,
+    TemplateRuntimeError,
+    TemplateSyntaxError,
+    nodes,
+)
+from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
 from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
 from ippo_cli.config.errors import ConfigError, IppoError
@@ -68,7 +78,17 @@ def _is_none(value: Any) -> bool:
     return value is None or isinstance(value, _Null)
 
 
-CHAT_ENVIRONMENT = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+class _GenerationTag(Extension):
+    """`{% generation %}` of transformers, which marks the responses in a chat template: here it is only parsed."""
+
+    tags = {"generation"}  # noqa: RUF012 (an attribute of jinja2's class)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+CHAT_ENVIRONMENT = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols", _GenerationTag])
 ENVIRONMENT = ImmutableSandboxedEnvironment(
     undefined=StrictUndefined, keep_trailing_newline=True, finalize=_finalize_value, autoescape=False
 )
@@ -179,6 +199,27 @@ def _compile_template(template: str, setting: str) -> tuple[Template, nodes.Temp
             f"is not a valid Jinja template ({error})",
             "fix the template, or remove the prefix jinja:",
         ) from error
+
+
+def read_chat_template(file: str, setting: str) -> str:
+    """The text of a file with a chat template; `setting` is its key. Raises `ConfigError`."""
+    named = f"{setting}={file}"
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(named, f"is not a text in UTF-8 ({error.reason})", "save it in UTF-8") from error
+    except OSError as error:
+        raise ConfigError(
+            named, f"cannot be read ({error.strerror})", "give the path of a file with a chat template in Jinja"
+        ) from error
+    if not text.strip():
+        raise ConfigError(named, "is empty", "write a chat template into it, or remove the key")
+    try:
+        CHAT_ENVIRONMENT.parse(text)
+    except TemplateSyntaxError as error:
+        rule = f"is not a valid Jinja template (line {error.lineno}: {error.message})"
+        raise ConfigError(named, rule, "fix the template") from error
+    return text
 
 
 @cache

@@ -53,10 +53,11 @@ def body(*messages: Any, **settings: Any) -> dict[str, Any]:
         ({"logit_bias": {"5": -100}, "top_p": 1}, {"logit_bias": {"5": -100}, "top_p": 1}),
         ({"store": False, "metadata": {"a": "b"}, "user": "me", "n": 1, "logprobs": False, "tools": []}, {}),
         (
-            {"reasoning_effort": "none", "min_tokens": 4, "stop_token_ids": [1], "guided_regex": "[0-9]+", "any": 1},
-            {"reasoning_effort": "none", "min_tokens": 4, "stop_token_ids": [1], "guided_regex": "[0-9]+", "any": 1},
+            {"min_tokens": 4, "stop_token_ids": [1], "guided_regex": "[0-9]+", "any": 1},
+            {"min_tokens": 4, "stop_token_ids": [1], "guided_regex": "[0-9]+", "any": 1},
         ),
         ({"chat_template_kwargs": {"enable_thinking": False}, "parallel_tool_calls": True}, {}),
+        ({"reasoning_effort": "low", "continue_final_message": False}, {}),
         ({"stream": False, "stream_options": None, "stop": None, "seed": None, "tools": None}, {}),
     ],
 )

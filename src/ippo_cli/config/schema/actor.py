@@ -44,6 +44,8 @@ class PolicyConfig:
     revision: InModelEval[str | None]  # commit, branch or tag of a hub model
     tokenizer: InModelEval[Name | None]  # folder or hub id of another tokenizer for the model; null = the model's own
     tokenizer_revision: InModelEval[str | None]  # commit, branch or tag of a tokenizer on a hub
+    chat_template: InModelEval[Frozen[Name | None]]
+    # file with a chat template in Jinja, in place of the tokenizer's; null = the tokenizer's own
 
 
 @option("actor", "full")

@@ -28,7 +28,7 @@ OBEYED = (
         "response_format",
         "return_token_ids",
     ),
-    "chat_template_kwargs",
+    *("chat_template_kwargs", "reasoning_effort", "continue_final_message"),
 )
 """Settings that are read, refused, or in `UNCONSTRAINED`."""
 MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning")
@@ -112,13 +112,25 @@ def parse_chat_request(body: Any, agents: Collection[str]) -> ChatRequest:
         raise RequestError("seed must be an integer")
     template_args = body.get("chat_template_kwargs")
     _check_texts(template_args, "chat_template_kwargs")
+    effort = body.get("reasoning_effort")
+    if not isinstance(effort, str | None):
+        raise RequestError("reasoning_effort must be a text")
+    _check_texts(effort, "reasoning_effort")
+    messages = parse_messages(body.get("messages"))
+    continues_final = body.get("continue_final_message")
+    if not isinstance(continues_final, bool | None):
+        raise RequestError("continue_final_message must be true or false")
+    if continues_final and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
+        raise RequestError("continue_final_message needs a last message of the role assistant, without tool_calls")
     tools = _parse_tools([] if body.get("tools") is None else body["tools"])
     call = ModelCall(
-        parse_messages(body.get("messages")),
+        messages,
         tools=[] if _kind(body.get("tool_choice")) == "none" else tools,
         max_new_tokens=min(*limits, MAX_TOKENS) if limits else None,
         stop_strings=_parse_stop_strings(body.get("stop")),
         template_args=template_args,
+        reasoning_effort=effort,
+        continues_final=bool(continues_final),
         seed=seed,
     )
     return ChatRequest(

@@ -25,6 +25,7 @@ from ippo_cli.tasks.programs.chat_completions import (
 from ippo_cli.tasks.programs.connections import ConnectionLimits, ConnectionPool
 from ippo_cli.tasks.programs.processes import LOOPBACK
 from ippo_cli.tasks.programs.session import CallSession, PendingCall
+from ippo_cli.tasks.template_args import REASONING_EFFORT, reads_reasoning_effort
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -185,6 +186,9 @@ class Gateway:
             for name, value in find_ignored_settings(body, session.max_new_tokens.get(chat.agent)).items():
                 _report_ignored(name, value)
             key, action = await self._await_action(session, chat)
+            effort = chat.call.reasoning_effort
+            if effort is not None and action.tokenizer and not reads_reasoning_effort(action.tokenizer):
+                _report_ignored(REASONING_EFFORT, effort)
             if action.refusal:
                 raise RequestError(action.refusal, code=action.refusal_code)
         except RequestError as error:
