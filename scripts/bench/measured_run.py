@@ -21,7 +21,7 @@ from ideal import Ideal, TurnTokens
 from ippo_cli.cli.train import _dispatch_command
 from ippo_cli.compose.exits import run_guarded
 from ippo_cli.training.trainer import Trainer
-from ippo_cli.types import Episode, Experience
+from ippo_cli.types import Episode, Experience, Targets
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Watch:
     began: float = 0.0
     bare: Ideal | None = None
 
-    def step(self, trainer: Trainer) -> Experience:
+    def step(self, trainer: Trainer) -> tuple[Experience, dict[str, Targets]]:
         """Run and time one iteration; the overhead of measuring is before its start."""
         if self.experience is not None:
             self.iterations.append(time.perf_counter() - self.began)
@@ -43,8 +43,8 @@ class Watch:
                 self.ideals.append(self._ideal(trainer.state.team, self.experience))
             self.experience = None
         self.began = time.perf_counter()
-        self.experience = _step(trainer)
-        return self.experience
+        self.experience, targets = _step(trainer)
+        return self.experience, targets
 
     def _ideal(self, agents: Any, experience: Experience) -> dict[str, float]:
         if self.bare is None:

@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ippo_cli.cli.train import _dispatch_command
 from ippo_cli.compose.exits import run_guarded
-from ippo_cli.planning import prepare
+from ippo_cli.planning import resources
 from ippo_cli.planning.model_memory import MemoryEstimate
 from ippo_cli.reporting import stopwatch
 from ippo_cli.training import build_trainer
@@ -94,7 +94,7 @@ class Watch:
 
 def watch_training(watch: Watch) -> None:
     """Let the phases of a training be told, and keep what it plans."""
-    clock, plan = stopwatch.Stopwatch.__call__, prepare.estimate_run_memory
+    clock, plan = stopwatch.Stopwatch.__call__, resources.estimate_run_memory
 
     @contextmanager
     def watched_clock(self: stopwatch.Stopwatch, phase: str) -> Iterator[None]:
@@ -114,7 +114,7 @@ def watch_training(watch: Watch) -> None:
         return begun
 
     stopwatch.Stopwatch.__call__ = watched_clock
-    prepare.estimate_run_memory = planned
+    resources.estimate_run_memory = planned
     build_trainer.build_team = beginning(watch.wrapped(build_trainer.build_team, "load"))
     Trainer._evaluate = watch.wrapped(Trainer._evaluate, "rollout")
     CheckpointManager.save = watch.wrapped(CheckpointManager.save, "save")
