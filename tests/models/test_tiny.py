@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -115,3 +116,10 @@ def test_no_lessons(lessons_learnt) -> None:
     torch.manual_seed(0)
     untouched = LlamaForCausalLM(lm.config)
     assert all(torch.equal(one, other) for one, other in zip(lm.parameters(), untouched.parameters(), strict=True))
+
+
+def test_saved_tokenizer_does_not_depend_on_how_it_was_loaded(tmp_path: Path) -> None:
+    character_tokenizer("abc").save_pretrained(tmp_path / "source")
+    load_tokenizer(str(tmp_path / "source"), None).save_pretrained(tmp_path / "saved")
+    settings = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    assert not {"is_local", "local_files_only"} & settings.keys()

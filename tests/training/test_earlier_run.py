@@ -1,7 +1,8 @@
 """A run of an earlier version, with former names of keys and metrics, is resumed and evaluated.
 
 `recorded/earlier_run.tar.gz` has the folder of a run that stopped after one of two iterations, and the metrics of the
-same run without a stop, both written by that version.
+same run without a stop, both written by that version. The other archives, of `recorded/record.py`, have methods with a
+state of their own, adapters on a shared base, and two ranks.
 """
 
 from __future__ import annotations
@@ -74,6 +75,30 @@ def test_earlier_run_resumes_with_equal_metrics(run: Path) -> None:
 def test_earlier_run_is_evaluated(run: Path) -> None:
     output = command("evaluate", f"run={run}", "evaluation.size=2", folder=run.parent)
     assert "sampled/score" in output
+
+
+@pytest.mark.core
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["ppo", "happo_pool", "lora", "refill", "two_ranks"])
+def test_recorded_run_resumes_verifies_reports_and_is_evaluated(tmp_path: Path, job: str) -> None:
+    with tarfile.open(ARCHIVE.parent / f"{job}.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    run = tmp_path / "run"
+    command("train", f"resume={run}", "max_iterations_this_run=null", folder=tmp_path)
+    assert_rows_equal_on_another_processor(rows(run / "metrics.jsonl"), rows(tmp_path / "uninterrupted.jsonl"))
+    command("verify", str(run), folder=tmp_path)
+    command("report", str(run), folder=tmp_path)
+    assert "sampled/score" in command("evaluate", f"run={run}", "evaluation.size=2", folder=tmp_path)
+
+
+def assert_rows_equal_on_another_processor(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """Equal up to rounding, which differs between processors; metrics may have been added since."""
+    assert [row["iteration"] for row in found] == [row["iteration"] for row in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert not other.keys() - one.keys(), "a metric that this version does not have"
+        for key, value in other.items():
+            close = isinstance(value, float) and one[key] == pytest.approx(value, rel=1e-4, abs=1e-6)
+            assert close or one[key] == value, key
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import CentralizedCriticConfig, Config, ContextMode, Credit, TurnValue, ValueUnit
 from ippo_cli.config.teams import agents_by_critic
 from ippo_cli.config.text import join_names
+from ippo_cli.models.actor import remove_loading_settings
 
 BY_TURN = {"credit": Credit.turn, "turn_value": TurnValue.first, "value_unit": ValueUnit.turn}
 """Settings of `algorithm` required for critics that read text: they have one value per turn."""
@@ -98,6 +99,7 @@ def _load_critic_tokenizer(
             "has a tokenizer without an end-of-sequence token, which must end each agent's text",
             "set eos_token in its tokenizer_config.json",
         )
+    remove_loading_settings(tokenizer)
     return tokenizer
 
 

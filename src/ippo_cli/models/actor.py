@@ -284,7 +284,14 @@ def load_tokenizer(model: str, revision: str | None, key: str = "model") -> PreT
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # masks come from lengths: sharing the id is harmless
     tokenizer.padding_side = "left"
+    remove_loading_settings(tokenizer)
     return tokenizer
+
+
+def remove_loading_settings(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Remove what the library saves about how it was loaded: files of a run do not depend on a network."""
+    for key in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(key, None)
 
 
 def load_actor_lm(
