@@ -156,8 +156,8 @@ def _without_tokenizer_settings(value: Any) -> Any:
     themselves are compared with their recorded hashes.
     """
     if isinstance(value, dict):
-        kept = {name: item for name, item in value.items() if not name.endswith("/tokenizer_config.json")}
-        return {name: _without_tokenizer_settings(item) for name, item in kept.items()}
+        compared = {name: item for name, item in value.items() if not name.endswith("/tokenizer_config.json")}
+        return {name: _without_tokenizer_settings(item) for name, item in compared.items()}
     return [_without_tokenizer_settings(item) for item in value] if isinstance(value, list) else value
 
 
