@@ -46,6 +46,11 @@ def explain_override(text: str, good: list[str], error: Exception, options: Mapp
         return missing_plugin_error(name, value)
     if not equals:
         return explain_argument(text, options)
+    if not all(name.split(".")):  # OmegaConf would resolve `.seed` as `seed`
+        bare = ".".join(part for part in name.split(".") if part)
+        known = bare in options or OmegaConf.select(compose_cached(tuple(good)), bare, throw_on_missing=False) is not None
+        remedy = f"use {bare}={value}" if known else "write GROUP.KEY=VALUE; ippo-train --help lists all keys"
+        return ConfigError(text, "is not a key: it has a dot too many", remedy)
     if name in options:
         return _explain_choice(text, name, value, good, options[name], error)
     node = compose_cached(tuple(good))
