@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -55,12 +55,31 @@ OWN_VALUES = {
     "state": ("running", "done", "preempted", "failed", "interrupted"),
     "sort": ("age", "score", "best", "size", "name", "iterations"),
     **dict.fromkeys(
-        ("crossplay", "attribution", "credit", "merged", "critic", "greedy", "raw", "serve", "json", "confirm", "network"),
+        (
+            "crossplay",
+            "attribution",
+            "credit",
+            "merged",
+            "critic",
+            "greedy",
+            "raw",
+            "serve",
+            "json",
+            "confirm",
+            "network",
+        ),
         ("true", "false"),
     ),
 }
 CHECKPOINTS = ("latest", "best", "initial")
-MIN_LIKENESS = 0.6
+MIN_LIKENESS = 0.7  # of a name that is suggested for another one
+
+
+def find_close_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name with the same letters in another order, such as `run` for `rnu`, or a similar one."""
+    names = list(known)
+    reordered = [one for one in names if sorted(one) == sorted(name) and one != name]
+    return next(iter(reordered or get_close_matches(name, names, n=1, cutoff=MIN_LIKENESS)), None)
 
 
 def value_errors(own: Mapping[str, str]) -> Iterator[ConfigError]:
@@ -69,10 +88,10 @@ def value_errors(own: Mapping[str, str]) -> Iterator[ConfigError]:
 
     for key, value in own.items():
         known = OWN_VALUES.get(key, CHECKPOINTS if key in (*CHECKPOINT_KEYS, "compare") else ())
-        close = get_close_matches(value, known, n=1, cutoff=MIN_LIKENESS)
-        meant = f"did you mean {key}={close[0]}?" if close else f"use one of {' '.join(known)}"
+        close = find_close_name(value, known)
+        meant = f"did you mean {key}={close}?" if close else f"use one of {' '.join(known)}"
         if key == "compare":  # any other value is a run or a model
-            if close and close[0] != value:
+            if close is not None and close != value:
                 yield ConfigError(f"compare={value}", "is no checkpoint", f"{meant} (a folder: compare=./{value})")
         elif key in CHECKPOINT_KEYS:
             if value not in known and not value.isdigit():

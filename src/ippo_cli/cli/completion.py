@@ -161,7 +161,7 @@ def _values(program: str, key: str, value: str, before: Sequence[str], known: di
         yield from known["groups"][bare]
     elif bare in known["keys"]:
         entry = known["keys"][bare]
-        yield from entry["values"]
+        yield from dict.fromkeys(value for one in (entry, *entry["others"]) for value in one["values"])
         if "None" in entry["type"]:
             yield "null"
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 from typing import NoReturn
 
-from ippo_cli.cli.command_keys import OWN_KEYS, value_errors
+from ippo_cli.cli.command_keys import OWN_KEYS, find_close_name, value_errors
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EXPORT_HELP
 from ippo_cli.compose.configured import load_run_config, parse_bool_key, resolve_run, split_command_keys, split_names
 from ippo_cli.config.commands import parse_path
 from ippo_cli.config.secrets import mask_secrets, redact_text
-from ippo_cli.config.text import closest_hint
 from ippo_cli.runs.output import ignore_closed_output, print_status, print_text
 
 COMMAND_KEYS = OWN_KEYS["ippo-export"]
@@ -29,15 +28,15 @@ def _export(argv: list[str]) -> None:
 
     own, rest = split_command_keys(argv, COMMAND_KEYS)
     known = f"keys with an effect: {' '.join(COMMAND_KEYS)}"
+    meant = {text: find_close_name(text.partition("=")[0], COMMAND_KEYS) for text in rest}
     errors = [
-        ConfigError(text, f"has no effect on an export{closest_hint(text.partition('=')[0], COMMAND_KEYS)}", known)
-        for text in rest
+        ConfigError(text, f"has no effect on an export{'' if key is None else f' (closest: {key})'}", known)
+        for text, key in meant.items()
     ]
-    meant = " ".join(map(str, errors))  # a mistyped key is not also missing
     errors += [
         ConfigError(f"{key}=", "is missing", f"use {example}")
         for key, example in (("run", "run=outputs/NAME/DATE-ID"), ("to", "to=exported"))
-        if not own.get(key) and f"(closest: {key})" not in meant
+        if not own.get(key) and key not in meant.values()
     ]
     if errors := collect_errors([lambda: value_errors(own), lambda: resolve_run(own)], errors):
         raise combine_errors(errors)

@@ -7,12 +7,11 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ippo_cli.cli.command_keys import MIN_LIKENESS, OWN_KEYS, value_errors
+from ippo_cli.cli.command_keys import OWN_KEYS, find_close_name, value_errors
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import KEYS_FILE, RUNS_HELP
 from ippo_cli.config.commands import quote_for_shell
@@ -61,8 +60,8 @@ def _check_subcommand(argv: Sequence[str]) -> None:
     word = argv[0] if argv else ""
     if "=" in word or word.startswith("-") or Path(word).exists():
         return
-    if close := get_close_matches(word, COMMANDS, n=1, cutoff=MIN_LIKENESS):
-        command = " ".join(["ippo-runs", close[0], *map(quote_for_shell, argv[1:])])
+    if word and (close := find_close_name(word, COMMANDS)) is not None:
+        command = " ".join(["ippo-runs", close, *map(quote_for_shell, argv[1:])])
         raise ConfigError(word, "is neither a folder nor a command", f"did you mean {command}?")
 
 
@@ -84,10 +83,19 @@ class Arguments:
         return value == "true"
 
 
-def parse_arguments(argv: Sequence[str], options: Collection[str], *, filters: bool = False) -> Arguments:
-    """Split arguments into folders, options and filters. Raises `ConfigError`."""
+def parse_arguments(
+    argv: Sequence[str],
+    options: Collection[str],
+    *,
+    filters: bool = False,
+    check_folder: Callable[[str], None] | None = None,
+) -> Arguments:
+    """Split arguments into folders, options and filters. Raises one `ConfigError` for all mistakes.
+
+    `check_folder` raises `ConfigError` for a folder that is not what the command needs.
+    """
     from ippo_cli.config.commands import parse_path
-    from ippo_cli.config.errors import ConfigError, combine_errors
+    from ippo_cli.config.errors import ConfigError, collect_errors, combine_errors
     from ippo_cli.config.text import closest_hint
 
     parsed = Arguments()
@@ -107,7 +115,10 @@ def parse_arguments(argv: Sequence[str], options: Collection[str], *, filters: b
         else:
             hint = closest_hint(key, list(options))
             errors.append(ConfigError(text, f"is not an option of this command{hint}", "see --help"))
-    if errors:
+    checks: list[Check] = [lambda: value_errors(parsed.options)]
+    for folder in parsed.folders if check_folder is not None else ():
+        checks.append(partial(check_folder, str(folder)))
+    if errors := collect_errors(checks, errors):
         raise combine_errors(errors)
     return parsed
 
@@ -123,7 +134,7 @@ def list_command(argv: Sequence[str]) -> None:
     known = json.loads(KEYS_FILE.read_text())
     filters: list[Filter] = []
     checks: list[Check] = [partial(_check_filter, text, known, filters) for text in arguments.filters]
-    checks += [lambda: value_errors(arguments.options), partial(_check_folders, arguments.folders)]
+    checks.append(partial(_check_folders, arguments.folders))
     if errors := collect_errors(checks):
         raise combine_errors(errors)
     as_json, order = arguments.flag("json"), arguments.options.get("sort", "age")
@@ -145,8 +156,8 @@ def _check_filter(text: str, known: Mapping[str, Any], filters: list[Filter]) ->
     keys = ["state", *LIST_OPTIONS, *known["groups"], *known["keys"]]
     inside = any(one.key.startswith(f"{key}.") for key in known["keys"])  # of a mapping, such as task.columns.question
     may_exist = one.key in keys or inside or one.key.startswith("task.agents.")
-    if not may_exist and (close := get_close_matches(one.key, keys, n=1, cutoff=MIN_LIKENESS)):
-        raise ConfigError(text, "is not a key", f"did you mean {close[0]}={text.partition('=')[2]}?")
+    if not may_exist and (close := find_close_name(one.key, keys)) is not None:
+        raise ConfigError(text, "is not a key", f"did you mean {close}={text.partition('=')[2]}?")
     filters.append(one)
 
 

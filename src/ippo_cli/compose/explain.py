@@ -49,7 +49,9 @@ def explain_override(text: str, good: list[str], error: Exception, options: Mapp
         return explain_argument(text, options)
     if not all(name.split(".")):  # OmegaConf would resolve `.seed` as `seed`
         bare = ".".join(part for part in name.split(".") if part)
-        known = bare in options or OmegaConf.select(compose_cached(tuple(good)), bare, throw_on_missing=False) is not None
+        known = (
+            bare in options or OmegaConf.select(compose_cached(tuple(good)), bare, throw_on_missing=False) is not None
+        )
         remedy = f"use {bare}={value}" if known else "write GROUP.KEY=VALUE; ippo-train --help lists all keys"
         return ConfigError(text, "is not a key: it has a dot too many", remedy)
     if name in options:
@@ -203,7 +205,9 @@ def _meant_option(leaf: str, value: str, options: Sequence[str]) -> str | None:
     return next((name for name in named if name in options), None)
 
 
-def _complete_abbreviation(name: str, value: str, keys: Sequence[str], options: Mapping[str, Sequence[str]]) -> list[str]:
+def _complete_abbreviation(
+    name: str, value: str, keys: Sequence[str], options: Mapping[str, Sequence[str]]
+) -> list[str]:
     """The groups and keys that a name abbreviates: `algorithm` for `alg`, `rollout.temperature` for `roll.temp`.
 
     A group without that option is no candidate.
@@ -216,7 +220,8 @@ def _complete_abbreviation(name: str, value: str, keys: Sequence[str], options: 
         return chosen
     names = [key for key in keys if ".agents." not in key]
     found = [key for key in names if _starts_each_part(parts, key.split("."))]
-    tails = [key for key in names if len(parts) == 1 and key.rpartition(".")[2].startswith(name)]
+    leaves = {key: key.rpartition(".")[2] for key in names if len(parts) == 1}
+    tails = [key for key, leaf in leaves.items() if leaf.startswith(name) or leaf.endswith(f"_{name}")]
     return list(dict.fromkeys([*found, *tails]))[:3]
 
 
