@@ -43,6 +43,13 @@ def main() -> NoReturn:
 
 def _evaluate(argv: list[str]) -> None:
     own, overrides = split_command_keys(argv, COMMAND_KEYS)
+    check_own_values(
+        own,
+        overrides,
+        COMMAND_KEYS,
+        lambda: value_errors(own),
+        remedy="use the folder of a run, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH",
+    )
     form = _output_format(own)
     if form == "table":
         _run_evaluation(own, overrides)
@@ -76,13 +83,6 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.exploitability import parse_exploitability
 
-    check_own_values(
-        own,
-        overrides,
-        COMMAND_KEYS,
-        lambda: value_errors(own),
-        remedy="use the folder of a run, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH",
-    )
     if "compare_checkpoint" in own and not own.get("compare"):
         raise ConfigError(
             f"compare_checkpoint={own['compare_checkpoint']}",

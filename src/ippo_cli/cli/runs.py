@@ -92,6 +92,7 @@ def parse_arguments(
 ) -> Arguments:
     """Split arguments into folders, options and filters. Raises one `ConfigError` for all mistakes.
 
+    With `filters`, the caller checks the values, together with the filters.
     `check_folder` raises `ConfigError` for a folder that is not what the command needs.
     """
     from ippo_cli.config.commands import parse_path
@@ -115,7 +116,7 @@ def parse_arguments(
         else:
             hint = closest_hint(key, list(options))
             errors.append(ConfigError(text, f"is not an option of this command{hint}", "see --help"))
-    checks: list[Check] = [lambda: value_errors(parsed.options)]
+    checks: list[Check] = [] if filters else [lambda: value_errors(parsed.options)]
     for folder in parsed.folders if check_folder is not None else ():
         checks.append(partial(check_folder, str(folder)))
     if errors := collect_errors(checks, errors):
@@ -134,7 +135,7 @@ def list_command(argv: Sequence[str]) -> None:
     known = json.loads(KEYS_FILE.read_text())
     filters: list[Filter] = []
     checks: list[Check] = [partial(_check_filter, text, known, filters) for text in arguments.filters]
-    checks.append(partial(_check_folders, arguments.folders))
+    checks += [lambda: value_errors(arguments.options), partial(_check_folders, arguments.folders)]
     if errors := collect_errors(checks):
         raise combine_errors(errors)
     as_json, order = arguments.flag("json"), arguments.options.get("sort", "age")

@@ -114,7 +114,10 @@ def _normalize_valid(texts: Sequence[str], errors: list[ConfigError]) -> list[st
                 errors += split_errors(error)
             else:
                 good.append(text)
-        return normalize_arguments(good)
+        try:
+            return normalize_arguments(good)
+        except ConfigError:  # several values of one key that are valid alone
+            return normalize_arguments(list({text.partition("=")[0].lstrip("+"): text for text in good}.values()))
 
 
 def _rule_errors(good: Sequence[str], errors: Sequence[ConfigError], own: Collection[str]) -> list[ConfigError]:
