@@ -564,5 +564,5 @@ def test_all_missing_fields_are_told_at_once(file: str, tmp_path: Path) -> None:
     assert "names the fields 'x', 'y', which examples do not have; their fields: prompt answer" in str(refused.value)
     assert "names the field 'z', which examples do not have" in str(refused.value)
     task.agents["solo"] = PromptConfig(template="{prompt}", system=None, answer="{answer}")  # type: ignore[assignment]
-    with pytest.raises(PreflightError, match=r"1 of 2 rows have no 'answer', .* 1 of 2 rows have no 'prompt', "):
+    with pytest.raises(PreflightError, match=r"1 of 2 rows have no 'prompt', .* 1 of 2 rows have no 'answer', "):
         jsonl_examples(task, seed=0)
