@@ -232,7 +232,7 @@ def unknown_topic_message(topic: str, argv: Sequence[str]) -> str:
         tails[tail] for tail in get_close_matches(topic.rpartition(".")[2], tails, n=3, cutoff=MIN_LIKENESS)
     ]
     same = [name for name in known["keys"] if name.endswith(f".{topic}")]
-    message = f"ippo: {flag} {topic} is not a group, key, option or metric"
+    message = f"ippo: {flag} {topic} is not a group or key"
     if same or close:
         return f"{message}; did you mean {' or '.join((same or close)[:3])}?"
     word = re.compile(rf"(?<![a-z]){re.escape(topic.lower())}")
