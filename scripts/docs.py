@@ -218,6 +218,7 @@ def help_keys() -> str:
         for theirs, answer in project.keys.items()
     }
     keys = dict(_help_entries(schema.RunConfig, {"": composed()}, ""))
+    _add_pretrained_defaults(keys, _help_entries(schema.RunConfig, {"": composed("actor=full")}, ""))
     found: dict[str, dict[str, str]] = {}
     for group, options in ordered_groups().items():
         first = default_choice(group)
@@ -228,25 +229,58 @@ def help_keys() -> str:
             node = composed(f"{group}={option}")[group]
             by_class.setdefault(OmegaConf.get_type(node), {})[option] = node
         for cls, nodes in by_class.items():
-            for key, entry in _help_entries(cls, nodes, f"{group}."):
-                known = keys.setdefault(key, entry)
-                known["defaults"] += [default for default in entry["defaults"] if known is not entry]
+            entries = _help_entries(cls, nodes, f"{group}.")
+            for key, entry in entries:
+                _add_entry(keys, key, entry, list(nodes))
+            if (config_dir() / "base" / "by_actor" / group).is_dir():
+                pretrained = {option: composed("actor=full", f"{group}={option}")[group] for option in nodes}
+                _add_pretrained_defaults(keys, _help_entries(cls, pretrained, f"{group}."))
     agent = _help_entries(schema.AgentPromptConfig, {}, "task.agents.NAME.")
     keys |= dict(agent)
     for entry in keys.values():
-        if len({value for value, _ in entry["defaults"]}) == 1:
-            entry["defaults"] = [[entry["defaults"][0][0], []]]
+        for defaults in (entry["defaults"], entry["pretrained"]):
+            if len({value for value, _ in defaults}) == 1:
+                defaults[:] = [[defaults[0][0], []]]
+        if entry["pretrained"] == entry["defaults"]:
+            entry["pretrained"] = []
+    experiments = {file.stem: _first_comment(file) for file in sorted((config_dir() / "experiment").glob("*.yaml"))}
     agents = {
         option: [str(name) for name in composed(f"task={option}").task.agents] for option in ordered_groups()["task"]
     }
     return (
         json.dumps(
-            {"groups": found, "agents": agents, "keys": keys, "peers": peers, "metrics": METRICS},
+            {
+                "groups": found,
+                "experiments": experiments,
+                "agents": agents,
+                "keys": keys,
+                "peers": peers,
+                "metrics": METRICS,
+            },
             indent=0,
             ensure_ascii=False,
         )
         + "\n"
     )
+
+
+def _add_entry(keys: dict[str, dict[str, Any]], key: str, entry: dict[str, Any], options: list[str]) -> None:
+    """Add what one class of a group's options says of a key; another meaning or other values are listed by option."""
+    known = keys.setdefault(key, entry)
+    if known is entry:
+        entry["options"] = options
+        return
+    known["defaults"] += entry["defaults"]
+    if any(known[part] != entry[part] for part in ("type", "meaning", "values")):
+        known["others"].append({part: entry[part] for part in ("type", "meaning", "values")} | {"options": options})
+    else:
+        known["options"] += options
+
+
+def _add_pretrained_defaults(keys: dict[str, dict[str, Any]], entries: list[tuple[str, dict[str, Any]]]) -> None:
+    """Add the defaults of compositions with a pretrained actor."""
+    for key, entry in entries:
+        keys[key]["pretrained"] += entry["defaults"]
 
 
 def _help_entries(cls: type[Any], nodes: dict[str, Any], prefix: str) -> list[tuple[str, dict[str, Any]]]:
@@ -268,6 +302,9 @@ def _help_entries(cls: type[Any], nodes: dict[str, Any], prefix: str) -> list[tu
             "meaning": notes[leaf],
             "values": _values_of(hint),
             "defaults": [[value, [option for option in options if option]] for value, options in by_value.items()],
+            "pretrained": [],
+            "options": [],
+            "others": [],
             "peers": _peer_names(f"{prefix}{leaf}"),
             "readers": readers_by_field().get(f"{key_readers.owners(cls)[leaf]}.{leaf}", []),
         }
@@ -297,8 +334,15 @@ def _peer_names(key: str) -> list[str]:
         f"{theirs} ({name})"
         for name, project in read_projects().items()
         for theirs, answer in project.keys.items()
-        if answer.kind is SuggestionKind.use and re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", answer.text)
+        if answer.kind is SuggestionKind.use and _names_key(answer.text, key)
     ]
+
+
+def _names_key(text: str, key: str) -> bool:
+    """Whether an answer names a key; in brackets it explains, and a key without a dot may be a word."""
+    text = text.replace("<name>", "NAME")
+    text = text if "." in key else re.sub(r"\([^()]*\)", "", text)
+    return re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", text) is not None
 
 
 def _first_comment(file: Path) -> str:

@@ -284,3 +284,44 @@ def test_fixed_option_reported_by_group_name(command: Call, tmp_path: Path) -> N
     assert code == 14
     assert "critic=separate: the run was started with critic=value_head" in err
     assert "critic.kind" not in err
+
+
+def test_run_to_resume_that_does_not_exist_is_a_wrong_input(command: Call) -> None:
+    code, _, err = command("ippo-train", "resume=nofolder")
+    assert (code, err.startswith("ippo: resume=nofolder is not a run;")) == (2, True)
+    code, _, err = command("ippo-train", "-m", "resume=nofolder", "seed=1,2")
+    assert (code, err.startswith("ippo: resume=nofolder is not a sweep;")) == (2, True)
+
+
+def test_last_of_two_values_of_one_key_counts(command: Call) -> None:
+    code, out, err = command("ippo-train", "--cfg", "job", "seed=1", "seed=2")
+    assert (code, "seed: 2\n" in out, err) == (0, True, "note: seed=1 seed=2: the last one counts\n")
+    _, _, err = command("ippo-train", "--cfg", "job", "seed=2", "seed=2")
+    assert err == ""
+    _, _, err = command("ippo-verify", "nowhere", "count=1", "count=2")
+    assert err.startswith("note: count=1 count=2: the last one counts\n")
+
+
+@pytest.mark.parametrize(
+    ("topic", "words"),
+    [
+        ("critic.learning_rate", ["0.001", "1e-05 (separate centralized value_head)", "0.0001 (adapter)"]),
+        ("reward.match", ["characters | exact (exact_match)", "all | share (code)", "strict | flexible (gsm8k)"]),
+        ("experiment", ["self_play", "probe_grid"]),
+        ("self_play", ["experiment=self_play"]),
+    ],
+)
+def test_help_of_options(topic: str, words: list[str], command: Call) -> None:
+    code, out, _ = command("ippo-train", "--help", topic)
+    assert code == 0
+    assert [word for word in words if word not in " ".join(out.split())] == []
+
+
+def test_help_names_counterparts_of_the_key_only(command: Call) -> None:
+    assert "prompt_key" not in command("ippo-train", "--help", "name")[1]
+    assert "prompt_key (verl)" in command("ippo-train", "--help", "task.agents.low.template")[1]
+
+
+def test_help_of_an_unknown_word_names_keys_that_mention_it(command: Call) -> None:
+    code, _, err = command("ippo-train", "-h", "entropy")
+    assert (code, "-h entropy is not" in err, "algorithm.entropy_coef" in err) == (2, True, True)

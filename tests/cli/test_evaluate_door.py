@@ -161,7 +161,7 @@ def a_run(folder: Path, *overrides: str) -> Path:
 def test_cross_play_keys(ippo_eval: Call, run: Path) -> None:
     for arguments, beginning in (
         (("checkpoints=all",), "ippo: checkpoints=all requires crossplay=true; add crossplay=true, or use checkpoint="),
-        (("crossplay=yes",), "ippo: crossplay=yes must be true or false"),
+        (("crossplay=yes",), "ippo: crossplay=yes is neither true nor false"),
         (
             ("crossplay=true", "checkpoint=best"),
             "ippo: checkpoint=best selects one checkpoint, and crossplay=true needs a list",

@@ -96,7 +96,7 @@ def test_clean_needs_confirmation(call: Call, tmp_path: Path) -> None:
     [
         ((), "outputs is not a folder here; name the folder of your runs"),
         (("missing",), "missing is not a folder"),
-        (("sort=size_", "."), "sort=size_ is not an order of runs; use one of age score"),
+        (("sort=size_", "."), "sort=size_ is not known; did you mean sort=size?"),
         (("compare", "."), ". names 0 runs; name two runs or more"),
         (("remove",), "RUN is missing"),
         (("remove", "."), "is not a run's folder"),

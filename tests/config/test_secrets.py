@@ -46,6 +46,13 @@ def test_secret_name_needs_an_environment_value() -> None:
     check_secrets({"reward": {"api_key": ENVIRON["MY_API_KEY"], "other_key": "", "url": f"https://x?{HF}"}}, ENVIRON)
 
 
+def test_tokens_of_a_vocabulary_are_shown() -> None:
+    assert redact_text("stop_token=eos image_token=image_placeholder my_token=eos", {}) == (
+        "stop_token=eos image_token=image_placeholder my_token=eos"
+    )
+    assert redact_text("my_token=a1b2c3d4e5 password=short", {}) == "my_token=<secret> password=<secret>"
+
+
 @pytest.mark.parametrize("text", ["meta-llama/Llama-3", "https://host/a@b", "e3f8c0a1" * 5, "sk-learn", "{letters}: "])
 def test_ordinary_texts_are_not_secrets(text: str) -> None:
     check_secrets({"actor": {"model": text}}, {})

@@ -161,7 +161,7 @@ def test_running_sweep_cannot_be_resumed(begun: Path) -> None:
 def test_resume_must_without_matching_sweep(begun: Path) -> None:
     with pytest.raises(ResumeError, match=r"no sweep of these overrides in outputs/default; use resume=auto"):
         run_sweep(["-m", "seed=1,2", "resume=must"])
-    with pytest.raises(ResumeError, match=r"there is no sweep; use the folder that contains sweep\.json"):
+    with pytest.raises(ConfigError, match=r"is not a sweep; use the folder that contains sweep\.json"):
         run_sweep(["-m", "resume=/nope"])
 
 

@@ -552,3 +552,17 @@ def test_nan_of_a_parquet_file_is_rejected(tmp_path: Path, template: str) -> Non
     asking.agents["solo"] = PromptConfig(template=template, system=None, answer="1")  # type: ignore[assignment]
     with pytest.raises(PreflightError, match=r"1 of 3 rows have no 'x'|row 2 of 3"):
         jsonl_examples(asking, seed=0)
+
+
+def test_all_missing_fields_are_told_at_once(file: str, tmp_path: Path) -> None:
+    lacking = tmp_path / "lacking.jsonl"
+    lacking.write_text('{"prompt": null, "answer": null}\n{"prompt": "a", "answer": "b"}\n')
+    task = config(file, str(lacking))
+    task.agents["solo"] = PromptConfig(template="{x}{y}", system=None, answer="{z}")  # type: ignore[assignment]
+    with pytest.raises(ConfigError) as refused:
+        jsonl_examples(task, seed=0)
+    assert "names the fields 'x', 'y', which examples do not have; their fields: prompt answer" in str(refused.value)
+    assert "names the field 'z', which examples do not have" in str(refused.value)
+    task.agents["solo"] = PromptConfig(template="{prompt}", system=None, answer="{answer}")  # type: ignore[assignment]
+    with pytest.raises(PreflightError, match=r"1 of 2 rows have no 'prompt', .* 1 of 2 rows have no 'answer', "):
+        jsonl_examples(task, seed=0)

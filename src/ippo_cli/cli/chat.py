@@ -6,15 +6,14 @@ import os
 from collections.abc import Mapping
 from typing import NoReturn
 
-from ippo_cli.cli.command_keys import OWN_KEYS
+from ippo_cli.cli.command_keys import OWN_KEYS, value_errors
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import CHAT_HELP
 from ippo_cli.compose.configured import (
-    check_command_keys,
+    check_own_values,
     load_model_config,
     load_run_config,
     parse_bool_key,
-    resolve_run,
     split_command_keys,
 )
 from ippo_cli.config.commands import parse_path
@@ -43,27 +42,21 @@ def main() -> NoReturn:
 
 
 def _chat(argv: list[str]) -> None:
-    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.errors import ConfigError, combine_errors
 
     own, overrides = split_command_keys(argv, COMMAND_KEYS)
-    if bool(own.get("run")) == bool(own.get("model")):
-        check_command_keys(overrides, COMMAND_KEYS)
-        rule = "is missing" if not own.get("run") else f"cannot be combined with model={own['model']}"
-        raise ConfigError(f"run={own.get('run', '')}", rule, "use run=outputs/NAME/ID, or model=PATH")
-    resolve_run(own)
+    remedy = "use run=outputs/NAME/ID, or model=PATH"
+    check_own_values(own, overrides, COMMAND_KEYS, lambda: value_errors(own), remedy=remedy)
     if "checkpoint" in own and "model" in own:
         raise ConfigError(
             f"checkpoint={own['checkpoint']}",
             "selects a checkpoint of a run, and model= is not a run",
             "use run=, or remove checkpoint=",
         )
-    for text in overrides:
-        if not text.lstrip("+~").startswith(OVERRIDE_PREFIXES):
-            raise ConfigError(
-                text,
-                "has no effect on a chat",
-                f"keys with an effect: {' '.join((*COMMAND_KEYS, *OVERRIDE_PREFIXES))}",
-            )
+    remedy = f"keys with an effect: {' '.join((*COMMAND_KEYS, *OVERRIDE_PREFIXES))}"
+    without_effect = [text for text in overrides if not text.lstrip("+~").startswith(OVERRIDE_PREFIXES)]
+    if errors := [ConfigError(text, "has no effect on a chat", remedy) for text in without_effect]:
+        raise combine_errors(errors)
     greedy, raw, seed = parse_bool_key(own, "greedy", False), parse_bool_key(own, "raw", False), own.get("seed", "0")
     if not seed.isdigit():
         raise ConfigError(f"seed={seed}", "must be a whole number of at least 0", "use seed=0")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ippo_cli.cli.command_keys import OWN_KEYS
+from ippo_cli.cli.command_keys import CHECKPOINT_KEYS, OWN_KEYS, OWN_VALUES
 from ippo_cli.cli.help import KEYS_FILE
 from ippo_cli.runs.output import print_text
 
@@ -29,20 +29,6 @@ OWN_FLAGS = {
 }
 SUBCOMMANDS = {"ippo-runs": ("list", "compare", "show", "remove", "clean")}
 RUN_KEYS = ("run", "resume", "compare")
-CHECKPOINT_KEYS = ("checkpoint", "compare_checkpoint", "attribution_baseline")
-OWN_VALUES = {
-    "format": ("table", "json", "csv", "markdown", "latex"),
-    "dtype": ("fp32", "bf16"),
-    **dict.fromkeys(("critic_reference", "credit_reference"), ("monte_carlo", "exact")),
-    "exploitability": ("true", "false", "exact"),
-    "exploitability_start": ("checkpoint", "initial"),
-    "state": ("running", "done", "preempted", "failed", "interrupted"),
-    "sort": ("age", "score", "best", "size", "name", "iterations"),
-    **dict.fromkeys(
-        ("crossplay", "attribution", "credit", "merged", "critic", "greedy", "raw", "json", "confirm", "network"),
-        ("true", "false"),
-    ),
-}
 AGENT = "task.agents."
 AGENT_GROUPS = ("actor", "critic")
 
@@ -175,7 +161,7 @@ def _values(program: str, key: str, value: str, before: Sequence[str], known: di
         yield from known["groups"][bare]
     elif bare in known["keys"]:
         entry = known["keys"][bare]
-        yield from entry["values"]
+        yield from dict.fromkeys(value for one in (entry, *entry["others"]) for value in one["values"])
         if "None" in entry["type"]:
             yield "null"
 

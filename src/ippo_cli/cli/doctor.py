@@ -29,10 +29,15 @@ def main() -> NoReturn:
 def report(argv: Sequence[str]) -> None:
     """Print the report of the machine, or of the run that an argument names."""
     from ippo_cli.cli.runs import parse_arguments
+    from ippo_cli.compose.run_folders import find_run
     from ippo_cli.config.commands import parse_path
     from ippo_cli.config.errors import ConfigError
 
-    arguments = parse_arguments(["json=true" if text == JSON_FLAG else text for text in argv], OPTIONS)
+    def check_run(folder: str) -> None:
+        find_run(folder, key="")
+
+    typed = ["json=true" if text == JSON_FLAG else text for text in argv]
+    arguments = parse_arguments(typed, OPTIONS, check_folder=check_run)
     as_json, network = arguments.flag("json"), arguments.flag("network")
     ignore_closed_output("the report")
     if not arguments.folders:

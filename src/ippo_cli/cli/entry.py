@@ -15,8 +15,9 @@ from ippo_cli.cli.help import (
     help_topic,
     unknown_topic_message,
 )
-from ippo_cli.config.commands import name_positional_run
+from ippo_cli.config.commands import name_positional_run, repeated_keys
 from ippo_cli.config.errors import BROKEN_PIPE
+from ippo_cli.config.secrets import redact_text
 from ippo_cli.runs.garbage_collection import relax_gc
 from ippo_cli.runs.output import (
     OutputClosed,
@@ -27,6 +28,7 @@ from ippo_cli.runs.output import (
     print_text,
 )
 
+SEVERAL_KEYS = ("hydra.searchpath", "experiment", "+experiment")  # all count, or more than one is an error
 COMPLETION_FLAGS = ("--completion", "--complete")
 
 
@@ -38,10 +40,12 @@ def run_command(
     needs_arguments: bool = False,
     command_keys: Collection[str] = (),
     takes_overrides: bool = True,
+    several_keys: Collection[str] = SEVERAL_KEYS,
 ) -> NoReturn:
     """Run a command on `sys.argv` and exit with a code of `config/errors.py`.
 
     `command_keys`: keys that only this command has; with `run` among them, a folder without a key is the run.
+    `several_keys`: keys that may be given several times.
     `takes_overrides`: the command also accepts keys of a run. `needs_arguments`: print the help without arguments.
     """
     argv = name_positional_run(sys.argv[1:]) if "run" in command_keys else sys.argv[1:]
@@ -58,6 +62,8 @@ def run_command(
         _print_and_exit(f"{name} {__version__}\n")
     if not {"--cfg", "-c", "-sc", "--shell-completion", "--diff"} & {*argv}:
         print_status("ippo: reading the configuration", terminal_only=True)
+    for line in repeated_keys(argv, several=several_keys):
+        print_status(redact_text(line))
     relax_gc()
     from ippo_cli.compose.exits import exit_process, run_guarded  # imports Hydra, which --help does not need
 

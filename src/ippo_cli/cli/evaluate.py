@@ -10,16 +10,15 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ippo_cli.cli.command_keys import OWN_KEYS
+from ippo_cli.cli.command_keys import OWN_KEYS, value_errors
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EVAL_HELP
 from ippo_cli.compose.configured import (
-    check_command_keys,
+    check_own_values,
     load_model_config,
     load_run_config,
     model_overrides,
     parse_bool_key,
-    resolve_run,
     split_command_keys,
     split_names,
 )
@@ -44,6 +43,13 @@ def main() -> NoReturn:
 
 def _evaluate(argv: list[str]) -> None:
     own, overrides = split_command_keys(argv, COMMAND_KEYS)
+    check_own_values(
+        own,
+        overrides,
+        COMMAND_KEYS,
+        lambda: value_errors(own),
+        remedy="use the folder of a run, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH",
+    )
     form = _output_format(own)
     if form == "table":
         _run_evaluation(own, overrides)
@@ -77,15 +83,6 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.exploitability import parse_exploitability
 
-    if bool(own.get("run")) == bool(own.get("model")):
-        check_command_keys(overrides, COMMAND_KEYS)
-        rule = "is missing" if not own.get("run") else f"cannot be combined with model={own['model']}"
-        raise ConfigError(
-            f"run={own.get('run', '')}",
-            rule,
-            "use the folder of a run, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH",
-        )
-    resolve_run(own)
     if "compare_checkpoint" in own and not own.get("compare"):
         raise ConfigError(
             f"compare_checkpoint={own['compare_checkpoint']}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import NoReturn
 
-from ippo_cli.cli.command_keys import OWN_KEYS
+from ippo_cli.cli.command_keys import OWN_KEYS, find_close_name, value_errors
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EXPORT_HELP
 from ippo_cli.compose.configured import load_run_config, parse_bool_key, resolve_run, split_command_keys, split_names
@@ -24,21 +24,24 @@ def main() -> NoReturn:
 
 
 def _export(argv: list[str]) -> None:
-    from ippo_cli.config.errors import ConfigError, combine_errors
+    from ippo_cli.config.errors import ConfigError, collect_errors, combine_errors
 
     own, rest = split_command_keys(argv, COMMAND_KEYS)
-    if rest:
-        known = f"keys with an effect: {' '.join(COMMAND_KEYS)}"
-        raise combine_errors([ConfigError(text, "has no effect on an export", known) for text in rest])
-    for key, example in (("run", "run=outputs/NAME/DATE-ID"), ("to", "to=exported")):
-        if not own.get(key):
-            raise ConfigError(f"{key}=", "is missing", f"use {example}")
-    resolve_run(own)
+    known = f"keys with an effect: {' '.join(COMMAND_KEYS)}"
+    meant = {text: find_close_name(text.partition("=")[0], COMMAND_KEYS) for text in rest}
+    errors = [
+        ConfigError(text, f"has no effect on an export{'' if key is None else f' (closest: {key})'}", known)
+        for text, key in meant.items()
+    ]
+    errors += [
+        ConfigError(f"{key}=", "is missing", f"use {example}")
+        for key, example in (("run", "run=outputs/NAME/DATE-ID"), ("to", "to=exported"))
+        if not own.get(key) and key not in meant.values()
+    ]
+    if errors := collect_errors([lambda: value_errors(own), lambda: resolve_run(own)], errors):
+        raise combine_errors(errors)
     merged, critic = parse_bool_key(own, "merged", True), parse_bool_key(own, "critic", False)
-    if (dtype := own.get("dtype")) not in (None, "fp32", "bf16"):
-        raise ConfigError(
-            f"dtype={dtype}", "is an unknown type", "use fp32, which merges an adapter without loss, or bf16"
-        )
+    dtype = own.get("dtype")
     folder, to = parse_path(own["run"]).absolute(), parse_path(own["to"]).absolute()
     config = load_run_config(folder, own["run"], [], data=False)
     ignore_closed_output("the export")

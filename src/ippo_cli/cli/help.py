@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ HELP_FLAGS = ("-h", "--help", EXPLAIN_FLAG)
 VERSION_FLAGS = ("-V", "--version")
 WIDTH = 100
 MIN_LIKENESS = 0.75  # of a name that is suggested for another one
+MIN_WORD = 3  # letters of a topic that is searched in the meanings of keys
+MAX_FOUND = 6
 KEYS_FILE = Path(__file__).parent / "help_keys.json"
 TRAIN_HELP = (Path(__file__).parent / "help.txt").read_text()
 EVAL_HELP = """\
@@ -198,6 +200,8 @@ def explain_topic(topic: str, own_help: str = "", own_keys: Sequence[str] = ()) 
         key = named
     if option and (page := _option_page(key, option, known)):
         return page
+    if key == "experiment" and (not option or option in known["experiments"]):
+        return _experiments_page(known["experiments"], option)
     if key in known["groups"]:
         return _group_page(key, known)
     if key in known["keys"]:
@@ -207,26 +211,36 @@ def explain_topic(topic: str, own_help: str = "", own_keys: Sequence[str] = ()) 
         return "\n".join([f"{key}: keys", *_key_lines(below)]) + "\n"
     if metrics := _find_metrics(key, known["metrics"]):
         return "".join("\n".join(_format_columns(f"{name}:", meaning, 2)) + "\n" for name, meaning in metrics.items())
-    if pages := [page for group in known["groups"] if (page := _option_page(group, key, known))]:
+    pages = [page for group in known["groups"] if (page := _option_page(group, key, known))]
+    pages += [_experiments_page(known["experiments"], key)] if key in known["experiments"] else []
+    if pages:
         return "".join(pages)
     answer = _peer_answer(key, known["peers"])
     return None if answer is None else f"{topic}: {answer}\n"
 
 
 def unknown_topic_message(topic: str, argv: Sequence[str]) -> str:
-    """The error message for an unknown group or key, with the closest known names."""
-    flag = EXPLAIN_FLAG if any(text.startswith(EXPLAIN_FLAG) for text in argv) else "--help"
+    """The error message for an unknown topic, with the closest known names, else the keys that mention it."""
+    flag = next((text.partition("=")[0] for text in argv if _is_help_flag(text)), "--help")
     if not topic:
         return f"ippo: {flag} needs a group or key; use {flag} rollout.temperature"
     known = json.loads(KEYS_FILE.read_text())
-    names = [*known["groups"], *known["keys"]]
+    options = dict.fromkeys(option for group in known["groups"].values() for option in group)
+    names = [*known["groups"], *known["keys"], *options, *known["experiments"]]
     tails = {name.rpartition(".")[2]: name for name in known["keys"]}
     close = get_close_matches(topic, names, n=3, cutoff=MIN_LIKENESS) or [
         tails[tail] for tail in get_close_matches(topic.rpartition(".")[2], tails, n=3, cutoff=MIN_LIKENESS)
     ]
     same = [name for name in known["keys"] if name.endswith(f".{topic}")]
-    advice = f"did you mean {' or '.join((same or close)[:3])}?" if same or close else "ippo-train --help lists groups"
-    return f"ippo: {flag} {topic} is not a group or key; {advice}"
+    message = f"ippo: {flag} {topic} is not a group or key"
+    if same or close:
+        return f"{message}; did you mean {' or '.join((same or close)[:3])}?"
+    word = re.compile(rf"(?<![a-z]){re.escape(topic.lower())}")
+    found = [name for name in known["keys"] if word.search(name.lower())]
+    found += [name for name, entry in known["keys"].items() if word.search(entry["meaning"].lower())]
+    if len(topic) >= MIN_WORD and found:
+        return f"{message}; keys that mention it: {' '.join(dict.fromkeys(found[:MAX_FOUND]))}"
+    return f"{message}; ippo-train --help lists groups"
 
 
 def _option_page(group: str, option: str, known: dict[str, Any]) -> str | None:
@@ -239,6 +253,16 @@ def _option_page(group: str, option: str, known: dict[str, Any]) -> str | None:
         "\n".join([*lines, f"  ippo-train --help {group} lists its keys; --cfg job {group}={option} their values"])
         + "\n"
     )
+
+
+def _experiments_page(experiments: dict[str, str], name: str = "") -> str:
+    """The meaning of one experiment, or of all."""
+    if name:
+        lines = textwrap.wrap(f"experiment={name}: {experiments[name]}", WIDTH, subsequent_indent="  ")
+        return "\n".join([*lines, f"  ippo-train --cfg job experiment={name} shows its values"]) + "\n"
+    width = max(map(len, experiments)) + 4
+    lines = [line for one, meaning in experiments.items() for line in _format_columns(f"  {one}", meaning, width)]
+    return "\n".join(["experiment=", "", "Experiments: files of settings, without a default", *lines]) + "\n"
 
 
 def _find_metrics(topic: str, metrics: dict[str, str]) -> dict[str, str]:
@@ -278,19 +302,41 @@ def _key_lines(keys: dict[str, Any]) -> list[str]:
 
 
 def _key_page(key: str, entry: dict[str, Any]) -> str:
-    rows = [("type", entry["type"])]
-    if entry["values"]:
-        rows.append(("values", " | ".join(entry["values"])))
-    defaults = [f"{value}" + (f" ({' '.join(options)})" if options else "") for value, options in entry["defaults"]]
-    rows.append(("default", "; ".join(defaults)))
+    variants = [entry, *entry["others"]]
+    rows = [("type", _by_options(variants, lambda one: str(one["type"])))]
+    if values := _by_options(variants, lambda one: " | ".join(one["values"])):
+        rows.append(("values", values))
+    rows.append(("default", _join_defaults(entry["defaults"])))
+    if entry["pretrained"]:
+        rows.append(("", f"of a pretrained actor, such as actor=full: {_join_defaults(entry['pretrained'])}"))
     if entry["peers"]:
         rows.append(("elsewhere", ", ".join(entry["peers"])))
     if entry["readers"]:
         rows.append(("read by", ", ".join(entry["readers"])))
-    lines = textwrap.wrap(f"{key}: {entry['meaning'] or 'see docs/config.md'}", WIDTH, subsequent_indent="  ")
+    meaning = _by_options(variants, lambda one: one["meaning"] or "see docs/config.md")
+    lines = textwrap.wrap(f"{key}: {meaning}", WIDTH, subsequent_indent="  ")
     for label, text in rows:
         lines += _format_columns(f"  {label}", text, 14)
     return "\n".join(lines) + "\n"
+
+
+def _by_options(variants: Sequence[dict[str, Any]], text: Callable[[dict[str, Any]], str]) -> str:
+    """A text about a key, by the options of its group where it differs between them."""
+    options_by_text: dict[str, list[str]] = {}
+    for one in variants:
+        options_by_text.setdefault(text(one), []).extend(one["options"])
+    if len(options_by_text) == 1:
+        return next(iter(options_by_text))
+    return "; ".join(f"{part} ({' '.join(options)})" for part, options in options_by_text.items() if part)
+
+
+def _join_defaults(defaults: Sequence[tuple[str, Sequence[str]]]) -> str:
+    options_by_value: dict[str, list[str]] = {}
+    for value, options in defaults:
+        options_by_value.setdefault(value, []).extend(options)
+    return "; ".join(
+        f"{value}" + (f" ({' '.join(options)})" if options else "") for value, options in options_by_value.items()
+    )
 
 
 def _peer_answer(key: str, peers: dict[str, str]) -> str | None:

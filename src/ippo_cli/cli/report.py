@@ -49,22 +49,30 @@ def write_page(argv: Sequence[str]) -> None:
 
 def _parse_arguments(argv: Sequence[str]) -> tuple[list[Path], dict[str, str], ReportOptions]:
     """Folders of runs, values by key, and flags. Raises `ConfigError`."""
-    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.errors import ConfigError, combine_errors
+    from ippo_cli.config.text import closest_hint
     from ippo_cli.report.picture import can_draw
     from ippo_cli.report.write import ReportOptions
 
     folders = [text for text in argv if not text.startswith("-") and ("=" not in text or Path(text).is_dir())]
     flags = {text for text in argv if text.startswith("-")}
-    values = {}
+    values: dict[str, str] = {}
+    errors: list[ConfigError] = []
     for text in argv:
         if text in folders or text in FLAGS:
             continue
         key, _, value = text.partition("=")
         if key not in KEYS or not value:
-            raise ConfigError(text, "is not an option of ippo-report", f"use to=FILE, title=TEXT, {', '.join(FLAGS)}")
+            rule = f"is not an option of ippo-report{closest_hint(key, (*KEYS, *FLAGS))}"
+            errors.append(ConfigError(text, rule, f"use to=FILE, title=TEXT, {', '.join(FLAGS)}"))
         values[key] = value
+    remedy = "use a run's folder, or a folder of runs or of a sweep"
+    missing = [text for text in folders if not Path(text).is_dir()]
+    errors += [ConfigError(text, "is not a folder", remedy) for text in missing]
     if not folders:
-        raise ConfigError("RUN", "is missing", "name a run's folder, or a folder of runs or of a sweep")
+        errors.append(ConfigError("RUN", "is missing", remedy))
+    if errors:
+        raise combine_errors(errors)
     if "--png" in flags and not can_draw():
         raise ConfigError("--png", "needs matplotlib", "pip install 'ippo-cli[bench]', or leave out --png")
     return [Path(text) for text in folders], values, ReportOptions(**{flag[2:]: flag in flags for flag in FLAGS})

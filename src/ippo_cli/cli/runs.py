@@ -4,37 +4,65 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ippo_cli.cli.command_keys import OWN_KEYS
+from ippo_cli.cli.command_keys import OWN_KEYS, find_close_name, value_errors
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import KEYS_FILE, RUNS_HELP
+from ippo_cli.config.commands import quote_for_shell
 from ippo_cli.runs.output import ignore_closed_output, print_text
 
 if TYPE_CHECKING:
     from ippo_cli.catalog.entries import RunEntry
+    from ippo_cli.catalog.filters import Filter
     from ippo_cli.catalog.removal import Removal
+    from ippo_cli.config.errors import Check, ConfigError
 
 DEFAULT_FOLDER = "outputs"
 DEFAULT_AGE_DAYS = 7.0
-ORDERS = ("age", "score", "best", "size", "name", "iterations")
+LIST_OPTIONS = ("json", "sort")
 
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-runs", RUNS_HELP, run, command_keys=(*OWN_KEYS["ippo-runs"], *COMMANDS), takes_overrides=False)
+    argv = sys.argv[1:]
+    options = (*LIST_OPTIONS, "metrics", "confirm", "older_than_days")
+    filter_keys = {key for key, equals, _ in (text.partition("=") for text in argv) if equals and key not in options}
+    run_command(
+        "ippo-runs",
+        RUNS_HELP,
+        run,
+        command_keys=(*OWN_KEYS["ippo-runs"], *COMMANDS),
+        takes_overrides=False,
+        several_keys=filter_keys,  # a run must fit all values
+    )
 
 
 def run(argv: Sequence[str]) -> None:
     """Run the subcommand that the first argument names; without one, list runs."""
     command = COMMANDS.get(argv[0]) if argv and not Path(argv[0]).is_dir() else None
     if command is None:
+        _check_subcommand(argv)
         list_command(argv)
     else:
         command(argv[1:])
+
+
+def _check_subcommand(argv: Sequence[str]) -> None:
+    """Raise `ConfigError` for a first argument that is no folder and close to the name of a subcommand."""
+    from ippo_cli.config.errors import ConfigError
+
+    word = argv[0] if argv else ""
+    if "=" in word or word.startswith("-") or Path(word).exists():
+        return
+    if word and (close := find_close_name(word, COMMANDS)) is not None:
+        command = " ".join(["ippo-runs", close, *map(quote_for_shell, argv[1:])])
+        raise ConfigError(word, "is neither a folder nor a command", f"did you mean {command}?")
 
 
 @dataclass(slots=True)
@@ -55,47 +83,95 @@ class Arguments:
         return value == "true"
 
 
-def parse_arguments(argv: Sequence[str], options: Collection[str], *, filters: bool = False) -> Arguments:
-    """Split arguments into folders, options and filters. Raises `ConfigError`."""
+def parse_arguments(
+    argv: Sequence[str],
+    options: Collection[str],
+    *,
+    filters: bool = False,
+    check_folder: Callable[[str], None] | None = None,
+) -> Arguments:
+    """Split arguments into folders, options and filters. Raises one `ConfigError` for all mistakes.
+
+    With `filters`, the caller checks the values, together with the filters.
+    `check_folder` raises `ConfigError` for a folder that is not what the command needs.
+    """
     from ippo_cli.config.commands import parse_path
-    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.errors import ConfigError, collect_errors, combine_errors
     from ippo_cli.config.text import closest_hint
 
     parsed = Arguments()
+    errors: list[ConfigError] = []
     for text in argv:
         key, equals, value = text.partition("=")
         if text.startswith("-"):
-            raise ConfigError(text, "is not an option", "options are key=value; see --help")
-        if not equals or Path(text).is_dir():
+            meant = text.lstrip("-").partition("=")[0].replace("-", "_")
+            remedy = f"use {meant}=VALUE" if meant in options else "options are key=value; see --help"
+            errors.append(ConfigError(text, "is not an option", remedy))
+        elif not equals or Path(text).is_dir():
             parsed.folders.append(parse_path(text).absolute())
         elif key in options:
             parsed.options[key] = value
         elif filters:
             parsed.filters.append(text)
         else:
-            raise ConfigError(text, "is not an option of this command" + closest_hint(key, list(options)), "see --help")
+            hint = closest_hint(key, list(options))
+            errors.append(ConfigError(text, f"is not an option of this command{hint}", "see --help"))
+    checks: list[Check] = [] if filters else [lambda: value_errors(parsed.options)]
+    for folder in parsed.folders if check_folder is not None else ():
+        checks.append(partial(check_folder, str(folder)))
+    if errors := collect_errors(checks, errors):
+        raise combine_errors(errors)
     return parsed
 
 
 def list_command(argv: Sequence[str]) -> None:
     """List runs below folders, newest first."""
     from ippo_cli.catalog.entries import list_runs
-    from ippo_cli.catalog.filters import parse_filter, select_runs
+    from ippo_cli.catalog.filters import select_runs
     from ippo_cli.catalog.format import format_runs
-    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.errors import collect_errors, combine_errors
 
-    arguments = parse_arguments(argv, ("json", "sort"), filters=True)
-    order = arguments.options.get("sort", "age")
-    if order not in ORDERS:
-        raise ConfigError(f"sort={order}", "is not an order of runs", f"use one of {' '.join(ORDERS)}")
-    as_json, filters = arguments.flag("json"), [parse_filter(text) for text in arguments.filters]
+    arguments = parse_arguments(argv, LIST_OPTIONS, filters=True)
+    known = json.loads(KEYS_FILE.read_text())
+    filters: list[Filter] = []
+    checks: list[Check] = [partial(_check_filter, text, known, filters) for text in arguments.filters]
+    checks += [lambda: value_errors(arguments.options), partial(_check_folders, arguments.folders)]
+    if errors := collect_errors(checks):
+        raise combine_errors(errors)
+    as_json, order = arguments.flag("json"), arguments.options.get("sort", "age")
     folders = arguments.folders or [_default_folder()]
-    defaults = {group: next(iter(options)) for group, options in json.loads(KEYS_FILE.read_text())["groups"].items()}
+    defaults = {group: next(iter(options)) for group, options in known["groups"].items()}
     entries = sort_runs(select_runs(list_runs(folders), filters, defaults), order)
     if as_json:
         print_text(json.dumps([entry.to_json_data() for entry in entries], indent=1))
     else:
         print_text(format_runs(entries) if entries else _nothing_found(folders, bool(filters)))
+
+
+def _check_filter(text: str, known: Mapping[str, Any], filters: list[Filter]) -> None:
+    """Append a filter. Raises `ConfigError` for one that is not valid, or with a key that is close to another one."""
+    from ippo_cli.catalog.filters import parse_filter
+    from ippo_cli.config.errors import ConfigError
+
+    one = parse_filter(text)
+    keys = ["state", *LIST_OPTIONS, *known["groups"], *known["keys"]]
+    inside = any(one.key.startswith(f"{key}.") for key in known["keys"])  # of a mapping, such as task.columns.question
+    may_exist = one.key in keys or inside or one.key.startswith("task.agents.")
+    if not may_exist and (close := find_close_name(one.key, keys)) is not None:
+        raise ConfigError(text, "is not a key", f"did you mean {close}={text.partition('=')[2]}?")
+    filters.append(one)
+
+
+def _check_folders(folders: Sequence[Path]) -> Iterator[ConfigError]:
+    """Yield one error for every folder that does not exist; without folders, for the default one."""
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.runs.folder import display_path
+
+    for folder in folders:
+        if not folder.is_dir():
+            yield ConfigError(display_path(folder), "is not a folder", "use a folder of runs, such as outputs")
+    if not folders:
+        _default_folder()
 
 
 def sort_runs(entries: Sequence[RunEntry], order: str) -> list[RunEntry]:

@@ -53,20 +53,22 @@ def write_report(argv: Sequence[str]) -> None:
 
 def _parse_folders(argv: Sequence[str]) -> tuple[Path, Path]:
     """The folder of the sweep and the folder of the report. Raises `ConfigError`."""
-    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.errors import ConfigError, combine_errors
 
+    errors: list[ConfigError] = []
     folders = [text for text in argv if "=" not in text or Path(text).is_dir()]
     options = [text for text in argv if text not in folders]
     for text in options:
         if text.partition("=")[0] != TO_KEY or not text.partition("=")[2]:
-            raise ConfigError(text, "is not an option of ippo-sweep", f"use {TO_KEY}=FOLDER, or remove it")
+            errors.append(ConfigError(text, "is not an option of ippo-sweep", f"use {TO_KEY}=FOLDER, or remove it"))
+    remedy = "use the folder that contains sweep.json"
     if len(folders) != 1 or folders[0].startswith("-"):
-        raise ConfigError(
-            " ".join(folders) or "FOLDER", "is not exactly one folder", "use the folder that contains sweep.json"
-        )
+        errors.append(ConfigError(" ".join(folders) or "FOLDER", "is not exactly one folder", remedy))
+    elif not Path(folders[0]).is_dir():
+        errors.append(ConfigError(folders[0], "is not a folder", remedy))
+    if errors:
+        raise combine_errors(errors)
     folder = Path(folders[0]).absolute()
-    if not folder.is_dir():
-        raise ConfigError(folders[0], "is not a folder", "use the folder that contains sweep.json")
     return folder, Path(options[-1].partition("=")[2]).absolute() if options else folder
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
@@ -13,6 +14,7 @@ from ippo_cli.runs.output import ignore_closed_output, print_status, print_text
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ippo_cli.config.errors import ConfigError
     from ippo_cli.verification.verify import Selection
 
 KEYS = OWN_KEYS["ippo-verify"]
@@ -45,32 +47,41 @@ def _parse_arguments(argv: Sequence[str]) -> tuple[Path, Path, Selection]:
     from pathlib import Path
 
     from ippo_cli.compose.run_folders import find_run
-    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.errors import ConfigError, collect_errors, combine_errors
+    from ippo_cli.config.text import closest_hint
     from ippo_cli.verification.certificate import CERTIFICATE
     from ippo_cli.verification.verify import Selection
 
     folders = [text for text in argv if "=" not in text or Path(text).is_dir()]
-    options: dict[str, str] = {}
-    for text in argv:
-        key, _, value = text.partition("=")
-        if text in folders:
-            continue
-        if key not in KEYS or not value:
-            raise ConfigError(text, "is not an option of ippo-verify", f"use {' '.join(f'{key}=' for key in KEYS)}")
-        options[key] = value
-    if len(folders) != 1 or folders[0].startswith("-"):
-        raise ConfigError(" ".join(folders) or "RUN", "is not exactly one run", "use a folder such as outputs/NAME/ID")
-    for key in ("count", "seed"):
-        if "iterations" in options and key in options:
-            raise ConfigError(f"{key}={options[key]}", "selects random iterations", "remove it, or iterations=")
-    folder, _ = find_run(folders[0], key="")
+    options = {text.partition("=")[0]: text.partition("=")[2] for text in argv if text not in folders}
+    found: dict[str, Any] = {}
+
+    def check_options() -> Iterator[ConfigError]:
+        for key, value in options.items():
+            if key not in KEYS or not value:
+                rule = f"is not an option of ippo-verify{closest_hint(key, KEYS)}"
+                yield ConfigError(f"{key}={value}", rule, f"use {' '.join(f'{key}=' for key in KEYS)}")
+            elif key in ("count", "seed") and "iterations" in options:
+                yield ConfigError(f"{key}={value}", "selects random iterations", "remove it, or iterations=")
+
+    def check_run() -> None:
+        if len(folders) != 1 or folders[0].startswith("-"):
+            typed = " ".join(folders) or "RUN"
+            raise ConfigError(typed, "is not exactly one run", "use a folder such as outputs/NAME/ID")
+        found["folder"], _ = find_run(folders[0], key="")
+
+    def check_number(key: str, default: int, least: int) -> None:
+        found[key] = _parse_number(options, key, default, least=least)
+
+    def check_iterations() -> None:
+        found["iterations"] = _parse_iterations(options.get("iterations", ""))
+
+    numbers = [partial(check_number, *number) for number in (("count", 2, 0), ("seed", 0, 0), ("span", 20, 1))]
+    if errors := collect_errors([check_options, check_run, check_iterations, *numbers]):
+        raise combine_errors(errors)
+    folder = found.pop("folder")
     target = Path(options["to"]).absolute() if "to" in options else folder / CERTIFICATE
-    selection = Selection(
-        iterations=_parse_iterations(options.get("iterations", "")),
-        count=_parse_number(options, "count", 2, least=0),
-        seed=_parse_number(options, "seed", 0, least=0),
-        span=_parse_number(options, "span", 20, least=1),
-    )
+    selection = Selection(**found)
     return folder, target, selection
 
 

@@ -38,6 +38,7 @@ def normalize_arguments(typed: Sequence[str]) -> list[str]:
     one agent's actor or critic; quotes values that Hydra's grammar cannot parse, such as `{question}`.
     """
     _check_shell_splits(typed)
+    _check_one_experiment(typed)
     remaining, folders = _split_config_dirs([text for text in typed if not text.startswith(LAUNCHER_FLAGS)])
     resumed = last_value(remaining, "resume") not in (None, "never", "auto", "must")  # may be the folder of a sweep
     sweeps = resumed or bool({*SWEEP_FLAGS, SWEEP_MODE} & {*remaining})
@@ -63,6 +64,13 @@ def normalize_arguments(typed: Sequence[str]) -> list[str]:
         if sweeps and overrides[-1] != text and "," in _strip_quoted(text.partition("=")[2]):
             _check_one_value(text)
     return [*flags, *map(_expand_agent_kind, _create_agents(merge_search_paths(overrides, folders)))]
+
+
+def _check_one_experiment(typed: Sequence[str]) -> None:
+    """Raise `ConfigError` for two experiments, which Hydra cannot compose."""
+    found = [text for text in typed if re.match(r"\+?experiment=", text)]
+    if len(found) > 1:
+        raise ConfigError(" ".join(found), "are several experiments, and a run has one", f"keep one: {found[-1]}")
 
 
 def _check_has_effect(text: str, key: str, *, sweeps: bool) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ EXPORT_LISTING = "export.json"
 """File that ippo-export writes beside the folders of agents."""
 
 if TYPE_CHECKING:
+    from ippo_cli.config.errors import Check, ConfigError
     from ippo_cli.config.schema import Config
 
 
@@ -44,6 +46,25 @@ def check_command_keys(overrides: Sequence[str], own: Collection[str]) -> None:
     for text in overrides:
         if close := get_close_matches(text.partition("=")[0], own, n=1, cutoff=0.7):
             raise ConfigError(text, "is not a key", f"did you mean {close[0]}=?")
+
+
+def check_own_values(
+    own: dict[str, str], overrides: Sequence[str], keys: Collection[str], values: Check, *, remedy: str
+) -> None:
+    """Raise one `ConfigError` for all mistakes in the command's own keys; replaces `run=` as `resolve_run` does.
+
+    `values`: the check of single values. `remedy`: what to type instead of neither or both of `run=` and `model=`.
+    """
+    from ippo_cli.config.errors import ConfigError, collect_errors, combine_errors
+
+    def check_source() -> Iterator[ConfigError]:
+        if bool(own.get("run")) == bool(own.get("model")):
+            check_command_keys(overrides, keys)
+            rule = "is missing" if not own.get("run") else f"cannot be combined with model={own['model']}"
+            yield ConfigError(f"run={own.get('run', '')}", rule, remedy)
+
+    if errors := collect_errors([check_source, values, lambda: resolve_run(own)]):
+        raise combine_errors(errors)
 
 
 def split_names(text: str) -> list[str]:
@@ -161,10 +182,10 @@ def compose_checked(overrides: list[str], typed_now: list[str], *, of_model: boo
     from ippo_cli.compose.arguments import merge_search_paths
     from ippo_cli.compose.hub_names import check_hub_access
     from ippo_cli.compose.load import build_config, compose_node, resolve_config
-    from ippo_cli.compose.named_files import chat_template_errors
+    from ippo_cli.compose.named_files import check_named_files
     from ippo_cli.compose.user_files import check_user_files
     from ippo_cli.config.checks import check_config
-    from ippo_cli.config.errors import combine_errors
+    from ippo_cli.config.errors import collect_errors, combine_errors
     from ippo_cli.config.evaluation import check_evaluation_overrides
     from ippo_cli.config.model_hub import download_models
 
@@ -173,8 +194,13 @@ def compose_checked(overrides: list[str], typed_now: list[str], *, of_model: boo
     node = compose_node(combined)  # first, so that unknown keys are reported as unknown
     check_evaluation_overrides(typed_now, of_model=of_model)
     config = build_config(resolve_config(node))
-    check_config(config, 1, training=False)
-    if of_model and (errors := list(chat_template_errors(config))):  # a checkpoint has the template of its run
+    typed = {text.partition("=")[0].lstrip("+") for text in typed_now}
+    rules = [
+        partial(check_config, config, 1, training=False),
+        # A checkpoint has the models and chat template of its run.
+        partial(check_named_files, config, models=of_model, training=False, data=data, typed=typed),
+    ]
+    if errors := collect_errors(rules):
         raise combine_errors(errors)
     check_hub_access(config, models=of_model, training=False, data=data)  # a run's models come from its checkpoint
     return download_models(config, agents=of_model)

@@ -28,6 +28,7 @@ LIST_RULE = "must be a list"
 CANNOT_COMPOSE = "cannot be composed"
 TYPO_CUTOFF = 0.8
 """Minimum similarity to a known name for a suggestion."""
+MIN_ABBREVIATION = 3  # letters
 DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 YAML_FILES = (".yaml", ".yml")
 
@@ -46,6 +47,13 @@ def explain_override(text: str, good: list[str], error: Exception, options: Mapp
         return missing_plugin_error(name, value)
     if not equals:
         return explain_argument(text, options)
+    if not all(name.split(".")):  # OmegaConf would resolve `.seed` as `seed`
+        bare = ".".join(part for part in name.split(".") if part)
+        known = (
+            bare in options or OmegaConf.select(compose_cached(tuple(good)), bare, throw_on_missing=False) is not None
+        )
+        remedy = f"use {bare}={value}" if known else "write GROUP.KEY=VALUE; ippo-train --help lists all keys"
+        return ConfigError(text, "is not a key: it has a dot too many", remedy)
     if name in options:
         return _explain_choice(text, name, value, good, options[name], error)
     node = compose_cached(tuple(good))
@@ -166,8 +174,8 @@ def explain_unknown_name(
     """Explain a key that no option has; `keys` are those that it may mean."""
     group, _, leaf = name.partition(".")
     value = text.partition("=")[2]
-    if leaf in OPTION_LEAVES and value in options.get(group, ()):
-        return ConfigError(text, "is not a key", f"an option is chosen by its group: use {group}={value}")
+    if (option := _meant_option(leaf, value, options.get(group, ()))) is not None:
+        return ConfigError(text, "is not a key", f"an option is chosen by its group: use {group}={option}")
     if name not in keys and (own := [key for key in keys if key.lower() == name.lower().strip(".")]):
         return ConfigError(text, "is not a key", f"did you mean {own[0]}?")
     corrected = list(dict.fromkeys(candidate for key in keys if (candidate := _correct_one_part(name, key))))
@@ -178,15 +186,47 @@ def explain_unknown_name(
         return ConfigError(text, answer.rule, answer.remedy)
     if DECIMAL_COMMA.fullmatch(value) and len(own := [key for key in keys if key.rpartition(".")[2] == name]) == 1:
         return ConfigError(text, "is not a key, and has a decimal comma", f"use {own[0]}={value.replace(',', '.')}")
-    if same and ".agents." not in name:
+    completed = [] if ".agents." in name else _complete_abbreviation(name, value, keys, options)
+    if same and ".agents." not in name and not (completed and "." in name):
         return ConfigError(text, "is not a key", "did you mean " + " or ".join(same[:3]) + "?")
     if corrected:
         return ConfigError(text, "is not a key", "did you mean " + " or ".join(corrected[:3]) + "?")
-    close = _similar_names(name, [*_candidate_keys(name, keys, options)])
+    close = completed or _similar_names(name, [*_candidate_keys(name, keys, options)])
     remedy = (
         "did you mean " + " or ".join(close) + "?" if close else "ippo-train --help and docs/config.md list all keys"
     )
     return ConfigError(text, "is not a key", remedy)
+
+
+def _meant_option(leaf: str, value: str, options: Sequence[str]) -> str | None:
+    """The option that a key and its value spell: `zero3` of `deepspeed.zero=3`, `wandb` of `tracker.wandb=true`."""
+    named = [value] if leaf in OPTION_LEAVES else []
+    named += [f"{leaf}{value}", f"{leaf}_{value}", *([leaf] if value.lower() in ("true", "1", "yes", "on") else ())]
+    return next((name for name in named if name in options), None)
+
+
+def _complete_abbreviation(
+    name: str, value: str, keys: Sequence[str], options: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """The groups and keys that a name abbreviates: `algorithm` for `alg`, `rollout.temperature` for `roll.temp`.
+
+    A group without that option is no candidate.
+    """
+    parts = name.split(".")
+    if not all(len(part) >= MIN_ABBREVIATION for part in parts):
+        return []
+    groups = [group for group, known in options.items() if value in known or value.endswith(YAML_FILES)]
+    if chosen := [f"{group}={value}" for group in groups if group.startswith(name)]:
+        return chosen
+    names = [key for key in keys if ".agents." not in key]
+    found = [key for key in names if _starts_each_part(parts, key.split("."))]
+    leaves = {key: key.rpartition(".")[2] for key in names if len(parts) == 1}
+    tails = [key for key, leaf in leaves.items() if leaf.startswith(name) or leaf.endswith(f"_{name}")]
+    return list(dict.fromkeys([*found, *tails]))[:3]
+
+
+def _starts_each_part(typed: Sequence[str], known: Sequence[str]) -> bool:
+    return len(typed) == len(known) and all(part.startswith(start) for start, part in zip(typed, known, strict=True))
 
 
 def _correct_one_part(name: str, key: str) -> str | None:

@@ -50,9 +50,14 @@ def check_hub_access(config: Config, *, models: bool = True, training: bool = Tr
     _check_access([*named, *(_dataset_hub_names(config, training=training) if data else ())])
 
 
-def path_names(config: Config) -> Iterator[tuple[str, str]]:
-    """Settings and values that name models and data, for a training run; each once."""
-    named = [*_model_hub_names(config), *_dataset_hub_names(config, training=True)]
+def path_names(
+    config: Config, *, models: bool = True, training: bool = True, data: bool = True
+) -> Iterator[tuple[str, str]]:
+    """Settings and values that name models and data, each once; the arguments are those of `check_hub_access`."""
+    named = [
+        *(_model_hub_names(config) if models else ()),
+        *(_dataset_hub_names(config, training=training) if data else ()),
+    ]
     yield from dict.fromkeys((setting, name) for setting, name, _, _ in named)
 
 

@@ -12,9 +12,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.compose.explain import CANNOT_COMPOSE
 from ippo_cli.compose.known_keys import UnknownKey
+from ippo_cli.config.commands import hydra_override, last_value, parse_path
 from ippo_cli.config.errors import ConfigError, IppoError, collect_errors, split_errors
 
 RUN_KEYS = ("resume", "run")
+RESUME_WORDS = ("auto", "must", "never")
 NO_OVERRIDES = ("--new-task",)
 
 
@@ -56,7 +58,7 @@ def _check_command_line(typed: Sequence[str], own: Collection[str]) -> list[Conf
     from ippo_cli.compose.flags import flag_errors
     from ippo_cli.config.evaluation import check_evaluation_overrides
 
-    errors = list(flag_errors(typed, own))
+    errors = [*flag_errors(typed, own), *_run_errors(typed)]
     readable = _normalize_valid(_run_overrides(typed, own), errors)
     if any(text.startswith("=") for text in readable):
         return errors
@@ -66,7 +68,17 @@ def _check_command_line(typed: Sequence[str], own: Collection[str]) -> list[Conf
     if "run" in own:
         typed_now, of_model = [text for text in readable if text in good], any(text[:6] == "model=" for text in typed)
         errors = collect_errors([lambda: check_evaluation_overrides(typed_now, of_model=of_model)], errors)
-    return errors + _rule_errors(good, errors, training="run" not in own)
+    return errors + _rule_errors(good, errors, own)
+
+
+def _run_errors(typed: Sequence[str]) -> Iterator[ConfigError]:
+    """Yield the error of a folder in `resume=` that is neither a run nor a sweep."""
+    wanted = last_value(typed, "resume")
+    if wanted is None or wanted in RESUME_WORDS:
+        return
+    folder = parse_path(wanted)
+    if not any((folder / name).is_file() for name in ("config.yaml", "sweep.json")):
+        yield ConfigError(f"resume={wanted}", "is not a run", "use a run's folder such as outputs/NAME/DATE-ID")
 
 
 def _run_overrides(typed: Sequence[str], own: Collection[str]) -> list[str]:
@@ -102,13 +114,17 @@ def _normalize_valid(texts: Sequence[str], errors: list[ConfigError]) -> list[st
                 errors += split_errors(error)
             else:
                 good.append(text)
-        return normalize_arguments(good)
+        try:
+            return normalize_arguments(good)
+        except ConfigError:  # several values of one key that are valid alone
+            return normalize_arguments(list({text.partition("=")[0].lstrip("+"): text for text in good}.values()))
 
 
-def _rule_errors(good: Sequence[str], errors: Sequence[ConfigError], *, training: bool) -> list[ConfigError]:
-    """Errors of rules for the configuration composed of the valid overrides.
+def _rule_errors(good: Sequence[str], errors: Sequence[ConfigError], own: Collection[str]) -> list[ConfigError]:
+    """Errors of rules for the configuration composed of the valid overrides of a command with the keys `own`.
 
-    After other errors only rules about typed keys are reported, and none about keys that a mistyped key may mean.
+    A chat has a task of its own, so only rules about its typed keys apply. After other errors only rules about typed
+    keys are reported, and none about keys that a mistyped key may mean.
     """
     from ippo_cli.compose.diagnose import config_groups
     from ippo_cli.compose.explain import compose_cached
@@ -118,19 +134,23 @@ def _rule_errors(good: Sequence[str], errors: Sequence[ConfigError], *, training
     from ippo_cli.config.hardware import world_size
     from ippo_cli.engine.launchers import external_world_size
 
+    training = "run" not in own
+
     def check_rules() -> Iterator[ConfigError]:
         config = build_config(resolve_config(compose_cached(tuple(good))))
         ranks = world_size(config, external_world_size())
         yield from collect_errors([lambda: check_config(config, ranks, training=training)])
         if training:
             yield from check_named_files(config)
+        else:
+            yield from check_named_files(config, models=False, training=False, data=False, typed=keys)
 
     keys = {text.partition("=")[0].lstrip("+~") for text in good}
     if errors and not keys:
         return []
     found = collect_errors([check_rules], errors)[len(errors) :]
     if not errors:
-        return found
+        return found if training or "compare" in own else [error for error in found if error.key in keys]
     choice_is_wrong = any(error.key.lstrip("+") in config_groups() for error in errors)
     meant = {key for error in errors for key in re.findall(r"[a-z_]+(?:\.\w+)+", str(error).partition("; ")[2])}
     return [
@@ -142,8 +162,11 @@ def _rule_errors(good: Sequence[str], errors: Sequence[ConfigError], *, training
 
 
 def _saved_overrides(typed: Sequence[str]) -> list[str]:
-    """Saved overrides of the run in `resume=` or `run=`."""
+    """Saved overrides of the run in `resume=` or `run=`, or those of `model=`."""
     from ippo_cli.compose.resume import saved_overrides
+
+    if (model := last_value(typed, "model")) is not None:
+        return ["actor=full", hydra_override("actor.model", model)]
 
     for text in typed:
         key, _, value = text.partition("=")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ippo_cli.compose.hub_names import is_path_like, path_names
@@ -18,21 +18,37 @@ DYNAMIC = re.compile(r"\b(globals|setattr|exec|vars)\(|import \*|__getattr__")
 """Code that may define names that are not written in a file."""
 
 
-def check_named_files(config: Config) -> Iterator[ConfigError]:
+def check_named_files(
+    config: Config, *, models: bool = True, training: bool = True, data: bool = True, typed: Collection[str] = ()
+) -> Iterator[ConfigError]:
     """Yield one error for every data file, model folder, user file and function that does not exist, and for every
-    chat template that is not valid."""
-    yield from chat_template_errors(config)
-    for setting, name in path_names(config):
+    chat template that is not valid.
+
+    `models=False`: weights and chat templates are those of a run's checkpoint. `training=False`: an evaluation, which
+    calls functions of the task and the reward only. `data=False`: a command without data, which calls only functions
+    of keys in `typed`.
+    """
+    if models:
+        yield from chat_template_errors(config)
+    for setting, name in path_names(config, models=models, training=training, data=data):
         if is_path_like(name) and not Path(name).exists():
             yield ConfigError(f"{setting}={name}", "names no file or folder", "correct the path")
     known: set[tuple[str, str]] = set()
     # Agents last: a value that all agents inherit from a group is reported once, under the group's key.
     for key, value, _ in sorted(constrained_leaves(config), key=lambda leaf: leaf[0].startswith("task.agents.")):
         group_key = key.split(".", 3)[-1] if key.startswith("task.agents.") else key
+        if key not in typed and not (training or (data and _is_of_evaluation(key, config))):
+            continue
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and is_code_reference(text) and (group_key, text) not in known:
                 known.add((group_key, text))
                 yield from _check_function(key, text)
+
+
+def _is_of_evaluation(key: str, config: Config) -> bool:
+    """Whether an evaluation calls the function of a key."""
+    has_training_rows = getattr(config.task, "eval_share", None) is not None
+    return key.startswith(("task.", "reward.")) and (key != "task.train" or has_training_rows)
 
 
 def chat_template_errors(config: Config) -> Iterator[ConfigError]:

@@ -126,7 +126,7 @@ def _find_resumable_run(wanted: str, overrides: Sequence[str]) -> Path | None:
     if wanted not in ("auto", "must"):
         folder = parse_path(wanted).absolute()
         if not (folder / "config.yaml").is_file():
-            raise ResumeError(f"resume={wanted}: is not a run; use a run's folder such as outputs/NAME/DATE-ID")
+            raise ConfigError(f"resume={wanted}", "is not a run", "use a run's folder such as outputs/NAME/DATE-ID")
         if is_run_locked(folder):
             raise ResumeError(f"resume={wanted}: the run is active in another process")
         if not _has_checkpoint(folder):

@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 PATH_KEYS = ("resume", "run", "model", "compare", "to")
@@ -94,6 +94,24 @@ def parse_paths(value: str) -> list[str]:
 def last_value(arguments: Sequence[str], key: str) -> str | None:
     """The value of the last `key=` argument; None if there is none."""
     return next((text.partition("=")[2] for text in reversed(arguments) if text.startswith(f"{key}=")), None)
+
+
+def repeated_keys(arguments: Sequence[str], *, several: Collection[str] = ()) -> list[str]:
+    """One line for each key that is given twice with different values, of which the last one counts.
+
+    `several`: keys of which all values count. Values with open brackets are parts of one that the shell split.
+    """
+    values: dict[str, list[str]] = {}
+    for text in arguments:
+        key, equals, _ = text.partition("=")
+        is_split = any(text.count(opening) != text.count(closing) for opening, closing in ("[]", "{}"))
+        if equals and key and key not in several and not key.startswith(("-", "~")) and not is_split:
+            values.setdefault(key.lstrip("+"), []).append(text)
+    return [
+        f"note: {' '.join(map(quote_for_shell, texts))}: the last one counts"
+        for key, texts in values.items()
+        if len({text.lstrip("+") for text in texts}) > 1
+    ]
 
 
 def _escape_character(character: str) -> str:

@@ -19,7 +19,12 @@ SECRET_NAME = re.compile(
     r"|(?:auth|access|api|bearer|hf|hub|hugging_?face|github|gitlab|refresh|session)[_-]?token|token)",
     re.IGNORECASE,
 )
-HARMLESS_NAME = re.compile(r".*(?:pad|eos|bos|unk|sep|mask|end|new|special)[_-]?token", re.IGNORECASE)
+# Tokens of a vocabulary.
+HARMLESS_NAME = re.compile(
+    r".*(?:pad|eos|bos|eot|unk|sep|cls|mask|begin|start|end|stop|new|special|first|last|next|prefix|suffix|control|think"
+    r"|image|audio|video|max|min|per|each|num)[_-]?token",
+    re.IGNORECASE,
+)
 # Tokens of services, by their prefixes; passwords in URLs; private keys.
 SECRET_VALUE = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
@@ -127,7 +132,10 @@ def redact_text(text: str, environ: Mapping[str, str] = os.environ) -> str:
 
 def _redact_assignment(typed: re.Match[str]) -> str:
     name, value = typed[1], typed[2]
-    secret = is_secret_name(name.rpartition(".")[2]) and not value.strip("'\"").startswith(("${", "<", "..."))
+    key, bare = name.rpartition(".")[2], value.strip("'\"")
+    secret = is_secret_name(key) and not bare.startswith(("${", "<", "..."))
+    if key.lower().endswith("token") and len(bare) < MIN_SECRET_LENGTH:
+        secret = False  # a word such as `eos`; a token of a service is longer
     return f"{name}={REDACTED}" if secret and value not in ("null", "None", "''", '""') else typed[0]
 
 

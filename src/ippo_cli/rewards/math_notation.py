@@ -62,6 +62,12 @@ _SIGNS = {
     "∩": r"\cap ",
     "°": r"^\circ ",
     "\u2212": "-",
+    "\u2010": "-",
+    "\u2011": "-",
+    "\uff0d": "-",
+    "\ufe63": "-",
+    "\u2218": r"\circ ",  # of a composition; `_DEGREE` reads that of an angle
+    "\u00ba": r"^\circ ",
     "。": ". ",
     "\uff0c": ", ",
     "\uff1a": ": ",
@@ -73,6 +79,9 @@ _SIGNS = {
     "△": r"\triangle ",
     "∠": r"\angle ",
 }
+_SIGN_DASH = re.compile(r"(?<![\w.)\]}])(?<![0-9)\]}] )[\u2012\u2013](?=[0-9.\\(])")
+_FORMULA_DASH = re.compile(r"[\u2012\u2013](?!\s?[0-9])|(?<![0-9])(?<![0-9]\s)[\u2012\u2013]")
+_DEGREE = re.compile(r"\^?\\degrees?(?![A-Za-z])|(?<=[0-9])\u2218")
 _PREFIXED = re.compile(r"(?<![\w.])0(?:[xX][0-9A-Fa-f]+|[bB][01]+|[oO][0-7]+)(?![\w.])")
 _TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)")
 _ROOT = re.compile(r"([√∛∜])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
@@ -89,6 +98,7 @@ _UNIT = re.compile(r"\$?[0-9][0-9.,/]*\s+[A-Za-z]{3,}(?:\s+[A-Za-z]+)*\.?\$?")
 
 def rewrite_notation(text: str) -> str:
     """Rewrite the notations of a text without changing its meaning."""
+    text = _DEGREE.sub(r"^\\circ ", text)
     if not text.isascii():
         text = _rewrite_unicode(rewrite_chinese_numbers(text))
     text = re.sub(r"</?answer>|~", " ", text).replace(r"\varnothing", r"\emptyset")
@@ -99,6 +109,11 @@ def rewrite_notation(text: str) -> str:
     text = _SCIENTIFIC.sub(_expand_scientific, text)
     text = _MIXED.sub(_to_improper_fraction, text)
     return _GROUPED.sub(lambda found: re.sub(_SPACE, "", found[0]), text)
+
+
+def rewrite_dashes(formula: str) -> str:
+    """Write the en dashes of a formula as minus signs, except those between two numbers, which are a range."""
+    return _FORMULA_DASH.sub("-", formula)
 
 
 def mark_mathematics(text: str) -> str:
@@ -119,6 +134,7 @@ def mark_mathematics(text: str) -> str:
 
 def _rewrite_unicode(text: str) -> str:
     """Write the signs of Unicode in LaTeX, and spaces between Chinese text and numbers."""
+    text = _SIGN_DASH.sub("-", text)
     text = _ROOT.sub(lambda found: f"{_ROOTS[found[1]]}{{{found[2] or found[3] or found[4] or ''}}}", text)
     for pattern, mark in ((_POWER, "^"), (_INDEX, "_")):
         text = pattern.sub(lambda found, mark=mark: f"{mark}{{{unicodedata.normalize('NFKC', found[0])}}}", text)

@@ -143,7 +143,10 @@ def find_quantity_after(text: str, value: str) -> Quantity | None:
 
 
 def _read_compound(text: str) -> Quantity | None:
-    """The sum of at least two quantities of one dimension, such as `1 hour 30 minutes`, in its base unit."""
+    """The sum of at least two quantities of one dimension, such as `1 hour 30 minutes`, in its base unit.
+
+    Two numbers of one unit, such as `36 degrees, 54 degrees`, are a list.
+    """
     parts: list[tuple[Fraction, Unit]] = []
     place = 0
     while found := _COMPOUND.match(text, place):
@@ -154,6 +157,8 @@ def _read_compound(text: str) -> Quantity | None:
         joint = _JOINT.match(text, found.end())
         place = joint.end() if joint else found.end()
     if place < len(text) or len(parts) < 2 or len({unit.dimension for _, unit in parts}) > 1:
+        return None
+    if len({unit.size for _, unit in parts}) < len(parts):
         return None
     total = sum((number * unit.size for number, unit in parts), Fraction(0))
     return Quantity(str(total), (Unit(parts[0][1].dimension, Fraction(1)),), frozenset(), may_be_variable=False)

@@ -12,6 +12,7 @@ _TIME = re.compile(
     rf"(?<![\d:.])([0-9]{{1,2}})(?:(?::([0-5][0-9]))?(?:{_HALF}|{_PART_OF_DAY}|\s*o'?clock)|:([0-5][0-9])(?![\d:]))",
     re.IGNORECASE,
 )
+_NAMED_TIME = re.compile(r"(?:\b12(?::00)?(?:\s*[ap]\.?m\.?)?,?[ ]*\(?)?\b(noon|midday|midnight)\b\)?", re.IGNORECASE)
 _MONTHS = "janfebmaraprmayjunjulaugsepoctnovdec"
 _MONTH = (
     r"(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
@@ -43,6 +44,7 @@ def compare_times(reference: str, answer: str) -> bool | None:
     Text around an answer's time or date is ignored. A ratio of two numbers in lowest terms, such as `3:4`, is also the
     fraction that math-verify computes, and None.
     """
+    reference, answer = _write_named_times(reference), _write_named_times(answer)
     for pattern, compare in ((_DATE, _dates_match), (_TIME, _minutes_match)):
         wanted, found = pattern.fullmatch(reference), list(pattern.finditer(answer))
         if wanted is not None and found:
@@ -53,6 +55,11 @@ def compare_times(reference: str, answer: str) -> bool | None:
         found = _RANGE_IN_ANSWER.findall(answer)
         return bool(found) and re.findall(_NUMBER, reference) == re.findall(_NUMBER, found[-1])
     return _compare_ratios(reference, answer)
+
+
+def _write_named_times(text: str) -> str:
+    """Write noon and midnight, also after 12, as `12:00 p.m.` and `12:00 a.m.`."""
+    return _NAMED_TIME.sub(lambda found: f"12:00 {'a' if found[1].lower() == 'midnight' else 'p'}.m.", text)
 
 
 def _compare_ratios(reference: str, answer: str) -> bool | None:
@@ -77,7 +84,7 @@ def _minutes_match(wanted: re.Match[str], found: re.Match[str]) -> bool:
     first, second = _read_time(wanted), _read_time(found)
     if not first.has_half and second.has_half and int(wanted[1]) <= 12:
         return (first.minutes - second.minutes) % 720 == 0
-    return first.minutes == second.minutes
+    return (first.minutes - second.minutes) % 1440 == 0  # 24:00 is 0:00
 
 
 def _read_time(found: re.Match[str]) -> Time:

@@ -44,7 +44,7 @@ from ippo_cli.rewards.math_answers import (
     remove_thoughts,
     strip_markup,
 )
-from ippo_cli.rewards.math_notation import has_unknown_unit, mark_mathematics, rewrite_notation
+from ippo_cli.rewards.math_notation import has_unknown_unit, mark_mathematics, rewrite_dashes, rewrite_notation
 from ippo_cli.rewards.math_quantities import Quantity, find_quantity_after, read_quantity
 from ippo_cli.rewards.math_times import compare_times
 
@@ -57,6 +57,7 @@ MAX_BARE_CHOICE = 20  # characters of a response that is only the letter of a ch
 _NUMERAL_WITH_BASE = re.compile(r"([0-9A-Za-z]+)_\{?(?:\\text\{)?([0-9]+)\}*")
 _ALTERNATIVES = re.compile(r"\s*\$?-?[0-9][0-9./]*\$?(?:\s+or\s+\$?-?[0-9][0-9./]*\$?)+[\s.]*")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$")
+_DEGREES = re.compile(r"\^\s*\{?\\circ\s*\}?")
 _SPACING = re.compile(r"\\[!,;: ]|\\(?:dollar|quad)\b")
 
 
@@ -75,7 +76,7 @@ def compare(reference: str, text: str) -> dict[str, float]:
     """
     text = rewrite_notation(remove_thoughts(text))
     if boxes := find_boxes(text):
-        text = " and ".join(rf"\boxed{{{content}}}" for content in boxes)
+        text = " and ".join(rf"\boxed{{{rewrite_dashes(content)}}}" for content in boxes)
     elif _ALTERNATIVES.fullmatch(final := find_final_answer(text)):  # math-verify reads only the first
         text = rf"\boxed{{{final.replace('or', ',').replace('$', '')}}}"
     right = _compare_special(reference, text)
@@ -98,8 +99,8 @@ def _compare_special(reference: str, text: str) -> bool | None:
     is_text = strip_markup(re.sub(r"\\text\s*\{[^{}]*\}", "", _last_part(reference))) == ""
     for right in (
         compare_choices(wanted, answer),
+        compare_times(wanted, answer),  # before words: `noon` is a time
         compare_words(wanted, answer, is_text=is_text),
-        compare_times(wanted, answer),
     ):
         if right is not None:
             return right
@@ -107,7 +108,7 @@ def _compare_special(reference: str, text: str) -> bool | None:
 
 
 def _last_part(reference: str) -> str:
-    return rewrite_notation(reference.rsplit("####", 1)[-1].strip())
+    return rewrite_dashes(rewrite_notation(reference.rsplit("####", 1)[-1].strip()))
 
 
 def _is_equal_quantity(reference: str, wanted: ParsedAnswer, text: str, answer: ParsedAnswer) -> bool:
@@ -119,6 +120,9 @@ def _is_equal_quantity(reference: str, wanted: ParsedAnswer, text: str, answer: 
         answer = _parse_value(f"({brackets[1]})") or answer
     elif is_tuple(brackets[1]) and is_list(brackets[0]):
         wanted = _parse_value(f"({brackets[0]})") or wanted
+    if all(map(is_list, brackets)) and any(map(_DEGREES.search, brackets)):  # angles, with and without the sign
+        angles = [_parse_value(_DEGREES.sub("", one)) for one in brackets]
+        wanted, answer = angles[0] or wanted, angles[1] or answer
     final = find_final_answer(text)
     first = read_quantity(_last_part(reference))
     second = read_quantity(final) if final else find_quantity_after(text, brackets[1])

@@ -94,7 +94,7 @@ def run_sweep(argv: Sequence[str]) -> None:
     if saved is not None:
         typed_now = _saved_arguments(saved, typed_now)
     elif wanted not in ("never", "auto", "must"):
-        raise ResumeError(f"resume={wanted}: there is no sweep; use the folder that contains sweep.json")
+        raise ConfigError(f"resume={wanted}", "is not a sweep", "use the folder that contains sweep.json")
     parsed = get_args_parser().parse_args(typed_now)
     register_schemas()
     with initialize_config_dir(str(config_dir()), job_name="ippo-train", version_base="1.3"):

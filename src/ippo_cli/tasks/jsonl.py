@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ippo_cli.config.errors import ConfigError, PreflightError
+from ippo_cli.config.errors import ConfigError, PreflightError, combine_errors
 from ippo_cli.config.schema import DataConfig
 from ippo_cli.tasks.json_types import PlainTable
 from ippo_cli.tasks.messages import is_messages
 from ippo_cli.tasks.rows import ExampleRows, JoinedRows, RowPreparation, identity, take_rows
 from ippo_cli.tasks.sources import error_reason, load_table
-from ippo_cli.tasks.templates import OBSERVATION, is_conversation_field, render_template, template_fields
+from ippo_cli.tasks.templates import (
+    OBSERVATION,
+    is_conversation_field,
+    render_template,
+    template_fields,
+    unknown_fields_error,
+)
 from ippo_cli.types import Example
 from ippo_cli.user_code.templates import NullField, is_jinja, is_missing
 
@@ -21,17 +27,21 @@ from ippo_cli.user_code.templates import NullField, is_jinja, is_missing
 def jsonl_examples(config: DataConfig, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
     """Return training and held-out rows in file order; the example schedule shuffles them."""
     if config.eval_share is None:
-        return _load_part(config, "train"), held_out_rows(config)
-    rows, trained, held_out = _split_train_eval(config, seed)
+        train, held_out = _load_part(config, "train"), _load_part(config, "eval")
+        _check_fields(config, {"train": train, "eval": held_out})
+        return train, held_out
+    rows, trained, places = _split_train_eval(config, seed)
     train = _limit_rows(rows, trained, config.train_size)
     _check_empty_sources("train", config, train)
-    return train, _limit_rows(rows.without_weights(), held_out, config.eval_size)
+    return train, _limit_rows(rows.without_weights(), places, config.eval_size)
 
 
 def held_out_rows(config: DataConfig, seed: int = 0) -> Sequence[Example]:
     """Return only the held-out rows."""
     if config.eval_share is None:
-        return _load_part(config, "eval")
+        rows = _load_part(config, "eval")
+        _check_fields(config, {"eval": rows})
+        return rows
     rows, _, held_out = _split_train_eval(config, seed)
     return _limit_rows(rows.without_weights(), held_out, config.eval_size)
 
@@ -39,6 +49,7 @@ def held_out_rows(config: DataConfig, seed: int = 0) -> Sequence[Example]:
 def _split_train_eval(config: DataConfig, seed: int) -> tuple[JoinedRows, list[int], list[int]]:
     """Return the rows of `task.train` and a seeded random split into training and held-out indices."""
     rows = _load_part(config, "train", whole=True)
+    _check_fields(config, {"train": rows})
     if not isinstance(rows, JoinedRows):
         rows = JoinedRows([ExampleRows(rows, identity, range(len(rows)))])
     count = round(len(rows) * (config.eval_share or 0.0))
@@ -67,7 +78,6 @@ def _load_part(config: DataConfig, part: str, *, whole: bool = False) -> Sequenc
         dropped = [str(counts) for counts in preparation.counts if any(counts.dropped.values())]
         raise PreflightError(f"{key}={source} has no rows" + (f" left ({'; '.join(dropped)})" if dropped else ""))
     _check_empty_sources(part, config, rows)
-    _check_nulls(f"{key}={source}", rows, config)
     return rows
 
 
@@ -103,38 +113,63 @@ def _read_sources(config: DataConfig, part: str, preparation: RowPreparation) ->
         raise PreflightError(f"{key}={source}: these sources cannot be concatenated ({error_reason(error)})") from error
 
 
-def _check_nulls(source: str, rows: Any, config: DataConfig) -> None:
-    """Raise `PreflightError` if a field of a template is missing or null in some row.
+def _check_fields(config: DataConfig, parts: Mapping[str, Sequence[Example]]) -> None:
+    """Raise one error for all fields of templates that the rows of `task.train` and `task.eval` lack.
 
-    A Jinja template may test for null: rows with nulls are rendered to check that.
+    `ConfigError` if no row of a part has some field, `PreflightError` if some rows have no value. A Jinja template may
+    test for null: rows with nulls are rendered to check that.
     """
-    setting_by_field: dict[str, str] = {}
-    for name, agent in config.agents.items():
-        for leaf in ("template", "turn_template", "answer"):
-            template = getattr(agent, leaf) or ""
-            setting = f"task.agents.{name}.{leaf}"
+    unknown: dict[str, ConfigError] = {}
+    lines: list[str] = []
+    for part, rows in parts.items():
+        source = f"task.{part}={getattr(config, part)}"
+        setting_by_field: dict[str, str] = {}
+        for setting, template in _templates(config):
+            fields = template_fields(template, setting)
             if is_jinja(template):
                 _check_rendered_nulls(source, rows, template, setting)
-                continue
-            for field in sorted(template_fields(template, setting)):
+            elif absent := _absent_fields(rows, fields):
+                unknown.setdefault(setting, unknown_fields_error(absent, rows[0], setting, template))
+            for field in () if is_jinja(template) else sorted(fields):
                 setting_by_field.setdefault(field, setting)
-    if isinstance(rows, JoinedRows):
-        _check_lists(rows, config)
-    for field, nulls in _count_nulls(rows, setting_by_field).items():
-        raise PreflightError(
-            f"{source}: {nulls} of {len(rows)} rows have no {field!r}, which {setting_by_field[field]} names; "
-            "remove these rows from the file, or exclude them with task.filter"
-        )
+        if isinstance(rows, JoinedRows) and not unknown:
+            _check_lists(rows, config)
+        nulls = [
+            f"{count} of {len(rows)} rows have no {field!r}, which {setting_by_field[field]} names"
+            for field, count in ({} if unknown else _count_nulls(rows, setting_by_field)).items()
+        ]
+        lines += [f"{source}: {', '.join(nulls)}"] if nulls else []
+    if unknown:
+        raise combine_errors(list(unknown.values()))
+    if lines:
+        lines[-1] += "; remove these rows from the file, or exclude them with task.filter"
+        raise PreflightError("\n".join(lines))
+
+
+def _templates(config: DataConfig) -> Iterator[tuple[str, str]]:
+    """Key and text of every template that reads examples."""
+    for name, agent in config.agents.items():
+        for leaf in ("template", "turn_template", "answer"):
+            if template := getattr(agent, leaf):
+                yield f"task.agents.{name}.{leaf}", template
+
+
+def _absent_fields(rows: Any, fields: Collection[str]) -> list[str]:
+    """The fields of examples that no row has."""
+    wanted = [field for field in sorted(fields) if field != OBSERVATION and not is_conversation_field(field)]
+    if not isinstance(rows, JoinedRows):
+        return [field for field in wanted if field not in rows.column_names]
+    absent = [field for field in wanted if field not in rows[0]]
+    for row in rows if absent else ():
+        absent = [field for field in absent if field not in row]
+        if not absent:
+            break
+    return absent
 
 
 def _check_lists(rows: JoinedRows, config: DataConfig) -> None:
     """Raise `ConfigError` if a plain template writes a list or an object (typed tables show this in the first row)."""
-    plain = {
-        f"task.agents.{name}.{leaf}": text
-        for name, agent in config.agents.items()
-        for leaf in ("template", "turn_template", "answer")
-        if (text := getattr(agent, leaf)) and not is_jinja(text) and not is_messages(text)
-    }
+    plain = {setting: text for setting, text in _templates(config) if not is_jinja(text) and not is_messages(text)}
     fields = {setting: template_fields(text, setting) for setting, text in plain.items()}
     for row in rows if any(fields.values()) else ():
         for setting, named in fields.items():

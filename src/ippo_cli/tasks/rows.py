@@ -151,15 +151,18 @@ class RowPreparation:
         return ExampleRows(table, make, places)
 
     def check_columns(self, tables: Mapping[str, Any]) -> None:
-        """Raise `PreflightError` if some of the tables (name -> table) lack a column of `task.columns`."""
+        """Raise one `PreflightError` for all columns of `task.columns` that some of the tables (name -> table) lack."""
+        lines: list[str] = []
         for name, wanted in self.config.columns.items():
             lacking = [source for source, table in tables.items() if _find_column(wanted, table.column_names) is None]
             if lacking:
                 available = list(dict.fromkeys(path for source in lacking for path in tables[source].column_names))
-                raise PreflightError(
+                lines.append(
                     f"task.columns.{name}={_format_names(wanted)}: there is no such column in {', '.join(lacking)}; "
                     f"columns are: {column_names(available)}; {_column_hint(name, wanted, available, tables, lacking)}"
                 )
+        if lines:
+            raise PreflightError("\n".join(lines))
 
     def _make_example_maker(self, table: Any) -> ExampleMaker:
         columns = {name: _find_column(wanted, table.column_names) or [] for name, wanted in self.config.columns.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -232,6 +232,13 @@ def _unknown_field_error(field: str, example: Example, conversation: Conversatio
         )
     words = f"; fields of the conversation: {' '.join(conversation)}" if conversation else ""
     return f"names the field {field!r}, which examples do not have", "their fields: " + format_columns(example) + words
+
+
+def unknown_fields_error(fields: Sequence[str], example: Example, setting: str, template: str) -> ConfigError:
+    """The error for fields of a template that no example has."""
+    names = f"field{'s' if len(fields) > 1 else ''} {', '.join(map(repr, fields))}"
+    rule = f"names the {names}, which examples do not have"
+    return _template_error(setting, template, rule, "their fields: " + format_columns(example))
 
 
 def _template_error(setting: str, template: str, rule: str, remedy: str) -> ConfigError:
