@@ -633,6 +633,9 @@ CORRIDOR = (
     "planning",
     "runs",
     "reporting",
+    "report",
+    "diagnosis",
+    "catalog",
     "evaluation",
     "sweeps",
     "user_code",
@@ -643,7 +646,44 @@ CORRIDOR = (
     "cli",
     "api",
 )
-TOUR = ("<!-- tour: written by scripts/docs.py from the first line of each module -->\n", "<!-- end of tour -->\n")
+# Files that a reader of their folder opens first; of the other files the folder's line is enough.
+ROLES = (
+    "tasks/environment.py",
+    "tasks/protocols.py",
+    "tasks/task.py",
+    "rollout/collect.py",
+    "rollout/rows.py",
+    "rollout/engine.py",
+    "rewards/contract.py",
+    "rewards/score.py",
+    "agents/agent.py",
+    "agents/learner.py",
+    "agents/team.py",
+    "models/layout.py",
+    "models/packing.py",
+    "engine/distributed.py",
+    "engine/zero_memory.py",
+    "training/trainer.py",
+    "training/experience.py",
+    "training/targets.py",
+    "training/update.py",
+    "training/checkpoint.py",
+    "training/process.py",
+    "planning/prepare.py",
+    "planning/memory.py",
+    "runs/records.py",
+    "reporting/metrics.py",
+    "config/checks.py",
+    "config/applicability.py",
+    "config/marks.py",
+    "config/schema/registry.py",
+    "compose/load.py",
+    "compose/mistakes.py",
+)
+TOUR = (
+    "<!-- tour: written by scripts/docs.py from the first line of folders and of some files -->\n",
+    "<!-- end of tour -->\n",
+)
 
 
 def architecture_page() -> str:
@@ -658,15 +698,19 @@ def architecture_page() -> str:
 
 
 def _tour_of(folder: Path) -> list[str]:
-    """The lines of a package: itself, its modules, and the packages in it."""
-    modules = sorted(folder.glob("*.py"), key=lambda file: (file.name != "__init__.py", file.name))
+    """The lines of a package: itself, its files with a role, and the packages in it."""
+    files = (file for file in folder.glob("*.py") if file.name == "__init__.py" or _source_path(file) in ROLES)
+    modules = sorted(files, key=lambda file: (file.name != "__init__.py", file.name))
     packages = sorted(file.parent for file in folder.glob("*/__init__.py"))
     return [_tour_line(file) for file in modules] + [line for package in packages for line in _tour_of(package)]
 
 
+def _source_path(file: Path) -> str:
+    return file.relative_to(ROOT / "src" / "ippo_cli").as_posix()
+
+
 def _tour_line(file: Path) -> str:
-    package = ROOT / "src" / "ippo_cli"
-    name = file.relative_to(package)
+    name = Path(_source_path(file))
     shown = f"**`{name.parent}/`**" if file.name == "__init__.py" else f"`{name}`"
     return f"| {shown} | {(ast.get_docstring(ast.parse(file.read_text())) or '').splitlines()[0]} |"
 

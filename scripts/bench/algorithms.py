@@ -7,7 +7,7 @@
     python scripts/bench/algorithms.py --quick --output /tmp/try --docs /tmp/try     three iterations of each
 
 Each run is a separate process (`ippo-train`) with one thread. Finished runs are recorded immediately in
-`data/learning.json` of the documents' folder, and not repeated. Writes the table of `algorithms.md` and the curves into
+`data/learning.json` of the documents' folder, and not repeated. Writes the table of `results.md` and the curves into
 the documents' folder. Algorithms that do not support a task are skipped, and the reason is printed.
 An algorithm is named by its file in `conf/algorithm/`, for the critic of its preset, or as `algorithm/critic`.
 """
@@ -145,8 +145,8 @@ def main() -> int:
     from curves import draw  # needs matplotlib; nothing else here does
 
     pictures = draw(done, given.docs / "pictures")
-    write_between(given.docs / "algorithms.md", tables(outcomes, _notes(outcomes), pictures))
-    print(f"{len(done)} runs are recorded; wrote {given.docs / 'algorithms.md'} and {len(pictures)} pictures")
+    write_between(given.docs / "results.md", tables(outcomes, _notes(outcomes), pictures))
+    print(f"{len(done)} runs are recorded; wrote {given.docs / 'results.md'} and {len(pictures)} pictures")
     return len(done) < len(outcomes)
 
 
@@ -160,7 +160,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=small, help=f"default: all but {SUMS}")
     parser.add_argument("--model", type=Path, help=f"folder of the model of {SUMS}")
     parser.add_argument("--report", action="store_true", help="write the table and the curves only")
-    given = with_common_arguments(parser, folder="learning", page="algorithms.md")
+    given = with_common_arguments(parser, folder="learning", page="results.md")
     if SUMS in given.tasks and given.model is None and not given.report:
         parser.error(f"--tasks {SUMS} needs --model FOLDER")
     return given

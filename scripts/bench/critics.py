@@ -8,7 +8,7 @@
 Each run is a process with one thread. Finished runs are recorded immediately in `data/critics.json` of the documents'
 folder, and not repeated. Time is processor time of training, which other jobs on the machine hardly change. A
 pretrained critic's samples and time count: its run trains the policy for fewer iterations. Writes the table into
-`critics.md`.
+`results.md`.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ def main() -> int:
         with ThreadPoolExecutor(given.jobs) as pool:
             list(pool.map(lambda triple: _train(*triple, record, given), triples))
     outcomes = [one for one in record.outcomes.values() if one.task in TASKS and one.variant in VARIANTS]
-    write_between(given.docs / "critics.md", "\n".join(tables(outcomes)), MARKERS)
-    print(f"{len(outcomes)} runs are recorded; wrote {given.docs / 'critics.md'}")
+    write_between(given.docs / "results.md", "\n".join(tables(outcomes)), MARKERS)
+    print(f"{len(outcomes)} runs are recorded; wrote {given.docs / 'results.md'}")
     return any(one.error for one in outcomes)
 
 
@@ -187,7 +187,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help=f"folder of the model of {SUMS}")
     parser.add_argument("--small-model", type=Path, help=f"folder of the small critics' model of {SUMS}")
     parser.add_argument("--report", action="store_true", help="write the table only")
-    given = with_common_arguments(parser, folder="critics", page="critics.md")
+    given = with_common_arguments(parser, folder="critics", page="results.md")
     if SUMS in given.tasks and given.model is None and not given.report:
         parser.error(f"--tasks {SUMS}; needs --model FOLDER")
     if SUMS in given.tasks and "two_critics" in given.critics and given.small_model is None and not given.report:

@@ -5,7 +5,7 @@
 
 Two of three training problems are too hard for the model (`hard_problems.py`); held-out problems are not. Each run is a
 process with one thread. Finished runs are recorded immediately in `data/curriculum.json` of the documents' folder, and
-not repeated. Writes the table into `tasks.md`.
+not repeated. Writes the table into `results.md`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of the model")
     parser.add_argument("--report", action="store_true", help="write the table only")
-    given = with_common_arguments(parser, folder="curriculum", page="tasks.md")
+    given = with_common_arguments(parser, folder="curriculum", page="results.md")
     if given.model is None and not given.report:
         parser.error("training needs --model FOLDER")
     os.chdir(ROOT)  # the file of problems is relative to this folder
@@ -66,7 +66,7 @@ def main() -> int:
     outcomes = list(record.outcomes.values())
     lines = render([one for one in outcomes if one.error is None])
     failed = [f"Failed: {one.variant} {one.seed}: {one.error}" for one in outcomes if one.error is not None]
-    write_between(given.docs / "tasks.md", "\n".join([*lines, "", *failed] if failed else lines), MARKERS)
+    write_between(given.docs / "results.md", "\n".join([*lines, "", *failed] if failed else lines), MARKERS)
     return bool(failed)
 
 

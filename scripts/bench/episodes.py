@@ -6,7 +6,7 @@
 
 Each run is a separate process (`ippo-train`) with one thread. Finished runs of the same configuration in the output
 folder are not repeated; delete them after a change of the code. Writes `results.json` there, and the table of
-`episodes.md` and one picture of curves per proof into the documents' folder.
+`results.md` and one picture of curves per proof into the documents' folder.
 """
 
 from __future__ import annotations
@@ -268,10 +268,10 @@ def main() -> int:
 
     for name in given.proofs:
         compare(name, [one for one in done if one.task == name], references[name], given.docs / "pictures")
-    page = given.docs / "episodes.md"
+    page = given.docs / "results.md"
     before = page.read_text() if page.exists() else ""
     write_between(page, "\n".join(table(outcomes, references, before)), MARKERS)
-    print(f"wrote {given.output / 'results.json'} and {given.docs / 'episodes.md'}")
+    print(f"wrote {given.output / 'results.json'} and {given.docs / 'results.md'}")
     return len(done) < len(outcomes)
 
 
@@ -311,7 +311,7 @@ def _in_buffers(result: Outcome) -> Outcome:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--proofs", nargs="+", choices=tuple(PROOFS), default=list(PROOFS))
-    return with_common_arguments(parser, folder="episodes", page="episodes.md")
+    return with_common_arguments(parser, folder="episodes", page="results.md")
 
 
 def _job(name: str, way: str, seed: int, given: argparse.Namespace) -> Job:

@@ -2,7 +2,7 @@
 
 Trains one iteration for each of the settings below, or for the named ones, one after the other, on the CPU; MODEL is
 the folder of scripts/examples/smollm2.py. Results are stored in docs/data/plan_memory.json and listed in
-docs/memory.md. `--replan` does not train: it compares earlier measurements with the current estimate.
+docs/performance.md. `--replan` does not train: it compares earlier measurements with the current estimate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from learning import write_between
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA, PAGE = ROOT / "docs" / "data" / "plan_memory.json", ROOT / "docs" / "memory.md"
+DATA, PAGE = ROOT / "docs" / "data" / "plan_memory.json", ROOT / "docs" / "performance.md"
 MARKERS = ("<!-- memory table -->", "<!-- end of memory table -->")
 PHASES = ("load", "rollout", "targets", "update", "save")
 MIB = 2**20

@@ -47,12 +47,12 @@ SEEDS = (0, 1, 2, 3, 4)
 INTRODUCTION = """\
 This page tests what papers claim about teams of agents. Each table is from `python scripts/bench/team_tables.py`
 (`--tables NAME` for one), which records every measurement in `data/team_tables.json` and continues where it
-stopped. The claim about centralised critics is tested in [teams](teams.md#benchmark).
+stopped. The claim about centralised critics is tested in [results](results.md#team-benchmark).
 
 Setting, unless a section states otherwise: `actor=tiny` with one layer of width 64, random initial weights and a warm
 start of 100 supervised steps on valid answers (random ones; in `sorting` the partner's), so that initial partners are
 valid players; PPO with clipped ratios, four epochs over buffers of 256 episodes, 40 to 80 buffers, learning rates of
-3e-3 (`copy_*` and `meet`: 1e-3). Tasks are those of the [benchmark](teams.md#benchmark), where `copy_1` and
+3e-3 (`copy_*` and `meet`: 1e-3). Tasks are those of the [benchmark](results.md#team-benchmark), where `copy_1` and
 `copy_3_end` have a shorter warm start, and `kuhn`, Kuhn poker with three cards. Scores are held-out scores, normalised
 (0: random play, 1: optimal play). Cells are means over seeds with 95 % t intervals. Tasks and models are small: effect
 sizes of large language models may differ."""

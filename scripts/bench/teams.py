@@ -8,7 +8,7 @@
 
 Each run is a separate process (`ippo-train`) with one thread. Finished runs are recorded immediately in
 `data/teams.json` of the documents' folder. Recorded runs with equal settings are not repeated (`--again` repeats them);
-interrupted runs start from the beginning. Writes tables into `teams.md`, and pictures next to it. Algorithms with
+interrupted runs start from the beginning. Writes tables into `results.md`, and pictures next to it. Algorithms with
 settings that this version does not support are skipped, and the reason is printed.
 """
 
@@ -61,10 +61,10 @@ def report(record: Record, given: argparse.Namespace) -> None:
     text = "\n".join(
         [*tables(done), *shown, *(f"Failed: {one.task} {one.variant} {one.seed}: {one.error}" for one in failed)]
     )
-    write_between(docs / "teams.md", text, MARKERS)
+    write_between(docs / "results.md", text, MARKERS)
     outdated = len(record.outcomes) - len(current)
     others = f" ({outdated} more with other settings)" if outdated else ""
-    print(f"{len(done)} runs are recorded{others}; wrote {docs / 'teams.md'} and {len(pictures)} pictures")
+    print(f"{len(done)} runs are recorded{others}; wrote {docs / 'results.md'} and {len(pictures)} pictures")
 
 
 def is_current(outcome: Outcome, given: argparse.Namespace) -> bool:
@@ -153,7 +153,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--with", nargs="+", default=[], dest="more", metavar="OVERRIDE", help="overrides for all runs")
     parser.add_argument("--again", action="store_true", help="repeat recorded runs too")
     parser.add_argument("--report", action="store_true", help="write tables and pictures only")
-    given = with_common_arguments(parser, folder="teams", page="teams.md", seeds=range(5))
+    given = with_common_arguments(parser, folder="teams", page="results.md", seeds=range(5))
     if given.docs == ROOT / "docs" and (given.scale != "small" or given.more):
         given.docs = given.output  # the committed documents are about the small scale
     return given

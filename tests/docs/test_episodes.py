@@ -89,5 +89,3 @@ def test_page_covers_protocols_environments_and_sample_keys() -> None:
     section = PAGE.split("## Samples")[1]
     [row] = sample_rows("train", [episode()], {}, 1)
     assert all(f"| `{key}` |" in section for key in row)
-    assert "<!-- results -->" in PAGE
-    assert "<!-- /results -->" in PAGE

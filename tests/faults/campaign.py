@@ -1,5 +1,5 @@
 """Run the whole fault matrix, for a chosen time: `scripts/faults.sh`. Results are written between the markers of
-`docs/reliability.md`.
+`docs/results.md`.
 
 Parts: `kills` (SIGKILL at random times), `points` (SIGKILL at every point), `stops` (stop and resume at every step),
 `signals` (every signal in every phase), `flips` (bits of a checkpoint), `soak` (a kill every minute), `zero` (every
@@ -47,7 +47,7 @@ from survival import (
 from ippo_cli.config.faults import FAULT_POINTS
 from ippo_cli.runs.folder import list_checkpoints, read_run_state
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 MARKERS = ("<!-- campaign: begin -->", "<!-- campaign: end -->")
 PARTS = ("flips", "points", "kills", "hangs", "families", "reshard", "signals", "soak", "stops", "zero")
 SIGNALS = ("sigterm", "sigusr1", "sigusr2", "sigint")

@@ -34,7 +34,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 def test_benchmark_writes_table_and_pictures_and_reuses_runs(
     bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = tmp_path / "algorithms.md"
+    page = tmp_path / "results.md"
     page.write_text("# Mine\n\n<!-- learning table -->\nold\n<!-- end of learning table -->\n\nthe rest\n")
     assert bench("--algorithms", "ippo", "ppo/value_head", "--seeds", "3") == 0
     results = json.loads((tmp_path / "data/learning.json").read_text())

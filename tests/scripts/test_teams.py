@@ -386,7 +386,7 @@ def test_runs_are_recorded_and_reused(
         assert row["curve"][-1]["score"] == row["last"] < 0
         assert str(tmp_path) not in json.dumps(row), "the run's folder is not recorded"
     assert (tmp_path / "pictures").exists() is False, "pictures exclude games with different rewards"
-    assert "| `duel` |" in (tmp_path / "teams.md").read_text()
+    assert "| `duel` |" in (tmp_path / "results.md").read_text()
 
     capsys.readouterr()
     assert bench(*arguments) == 0

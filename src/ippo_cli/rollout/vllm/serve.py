@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> None:
                 raise
         else:
             return
-    raise SystemExit("vllm is not installed, or not a version with its API server; see docs/rollout.md")
+    raise SystemExit("vllm is not installed, or not a version with its API server; see docs/vllm.md")
 
 
 if __name__ == "__main__":
