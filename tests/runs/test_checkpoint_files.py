@@ -43,7 +43,7 @@ from ippo_cli.training.checkpoint import (
 from ippo_cli.training.targets import Algorithm
 
 MakeCheckpoint = Callable[..., Path]
-ALGORITHM = load_config([]).algorithm
+ALGORITHM = load_config(["algorithm=rae"]).algorithm
 
 
 def commit_all(temporary: Path, final: Path) -> None:
@@ -330,7 +330,7 @@ def test_load_restores_progress_coefficients_and_rng(tmp_path: Path) -> None:
     saved = state(3)
     saved.progress.row = {"iteration": 3, "low/score/mean": 0.25}
     saved.algorithm.state = AlgorithmState(
-        kl_coef={"low": 0.125, "high": 0.1 + 0.2}, role_baselines={"low": 0.7, "high/second": -0.1}
+        kl_coef={"low": 0.125, "high": 0.1 + 0.2}, methods={"role_baseline": {"low": 0.7, "high/second": -0.1}}
     )
     saved.run.evaluation = {"best": {"iteration": 2, "score": 0.5}}
     saved.run.wall_seconds = 12.5

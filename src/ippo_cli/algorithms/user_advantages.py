@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ippo_cli.algorithms.estimator import Estimator
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import AlgorithmConfig
@@ -19,7 +20,7 @@ from ippo_cli.user_code.errors import format_user_error
 from ippo_cli.user_code.load import load_function
 
 KEY = "algorithm.advantage_function"
-UserEstimator = Callable[[AdvantageInputs, AlgorithmConfig], Any]
+UserFunction = Callable[[AdvantageInputs, AlgorithmConfig], Any]
 """Takes the rows of all ranks; returns advantages `[B, R]`, or a pair of advantages and returns, both `[B, R]`.
 
     def estimate(inputs, config):  # the score of a response, minus the mean over all responses
@@ -28,7 +29,7 @@ UserEstimator = Callable[[AdvantageInputs, AlgorithmConfig], Any]
 """
 
 
-def load_estimator(function: str) -> UserEstimator:
+def load_estimator(function: str) -> UserFunction:
     """Load the function. Raises `ConfigError` if it does not exist or does not take inputs and configuration."""
     found = load_function(function, KEY)
     setting = f"{KEY}={function}"
@@ -45,7 +46,16 @@ def load_estimator(function: str) -> UserEstimator:
     return found
 
 
-def function_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
+class UserEstimator(Estimator):
+    """`algorithm.advantage=function`."""
+
+    name = "function"
+
+    def estimate_rows(self, inputs: AdvantageInputs) -> AdvantageOutputs:
+        return call_function(inputs, self.config)
+
+
+def call_function(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
     """Call the user's function with the rows of all ranks, and return those of this rank.
 
     Without returns, the critic is trained on the sum of advantages and values, as with GAE. Raises `ConfigError` for an
