@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
-from ippo_cli.algorithms.user_advantages import load_estimator
+from ippo_cli.algorithms.user_advantages import UserEstimator
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
@@ -129,7 +129,7 @@ def test_wrong_results_are_errors(name: str, message: str, code: Path):
 )
 def test_wrong_functions_are_refused(name: str, message: str, code: Path):
     with pytest.raises(ConfigError, match=message):
-        load_estimator(f"{code}:{name}")
+        UserEstimator(algorithm(advantage=Advantage.function, advantage_function=f"{code}:{name}"))
 
 
 @pytest.mark.parametrize(

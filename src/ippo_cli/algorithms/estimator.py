@@ -45,6 +45,10 @@ class TargetPart:
         """The whitened advantages of an agent's rows, weighted."""
         return advantages
 
+    def metrics(self, state: State) -> dict[str, float]:
+        """Metrics of an iteration from the state after it, by full name."""
+        return {}
+
     def next_state(self, experience: Experience, state: State) -> State:
         """The state after a buffer."""
         return state

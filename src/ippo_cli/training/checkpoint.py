@@ -231,6 +231,7 @@ class CheckpointManager:
             learner.consecutive_skips = stored["skipped_in_a_row"][learner.name][learner.stage]
             # Earlier versions store no gradient norms.
             learner.grad_norms = GradNorms(stored.get("grad_norms", {}).get(learner.name, {}).get(learner.stage, ()))
+            learner.load_loss_state(stored.get("losses", {}).get(learner.name, {}).get(learner.stage, {}))
             if learner.return_moments is not None:
                 moments = stored["return_moments"][learner.name][learner.stage]
                 learner.set_return_moments(ReturnMoments(**moments))
@@ -398,6 +399,7 @@ def _state_dict(state: TrainingState) -> dict[str, Any]:
             state.team, lambda learner: None if learner.return_moments is None else asdict(learner.return_moments)
         ),
         "skipped_in_a_row": _by_stage(state.team, lambda learner: learner.consecutive_skips),
+        "losses": _by_stage(state.team, lambda learner: learner.loss_state()),
         "grad_norms": _by_stage(state.team, lambda learner: learner.grad_norms.recent),
         "run": {
             "evaluation": state.run.evaluation,

@@ -86,7 +86,13 @@ class PlacedUpdates:
             )
 
     def collect_stats(self) -> list[UpdateStats]:
-        """The metrics of every learner, on every rank. Collective."""
+        """The metrics of every learner, on every rank, which learners then observe. Collective."""
+        found = self._gather_stats()
+        for learner, stats in zip(self.team.learners, found, strict=True):
+            learner.observe(stats)
+        return found
+
+    def _gather_stats(self) -> list[UpdateStats]:
         own = [
             (self.stats[id(learner)], learner.consecutive_skips, learner.grad_norms.recent, learner.return_moments)
             for learner in self.team.learners

@@ -92,6 +92,13 @@ class Algorithm:
         own = {part.name: methods[part.name] for part in self.parts if methods.get(part.name)}
         self.state = AlgorithmState(kl_coef=kl_coef, methods=own)
 
+    def part_metrics(self, state: AlgorithmState) -> dict[str, float]:
+        """Metrics of the parts of targets from the state after an iteration."""
+        row: dict[str, float] = {}
+        for part in self.parts:
+            row |= part.metrics(state.methods.get(part.name, {}))
+        return row
+
     def active_kl_coefs(self, agents: Mapping[str, Agent]) -> dict[str, float | None]:
         """The KL coefficient of the reward by agent; None for an agent without a reference."""
         return {name: self._current_kl_coef(name) if agent.has_reference else None for name, agent in agents.items()}

@@ -198,6 +198,7 @@ class Trainer:
         )
         for method in self.methods:
             row |= method.metrics(outcome)
+        row |= algorithm.part_metrics(next_state)
         self._commit(collected, outcome, row)
         return experience, targets
 

@@ -16,7 +16,6 @@ from ippo_cli.training.methods.method import Method
 from ippo_cli.training.methods.opponents import OpponentPool
 from ippo_cli.training.methods.popart import ReturnNormalization
 from ippo_cli.training.methods.refill import Refill
-from ippo_cli.training.methods.role_baselines import RoleBaselines
 from ippo_cli.training.methods.shared_rows import SharedRows
 from ippo_cli.training.methods.turn_groups import TurnCandidates
 from ippo_cli.training.targets import Algorithm
@@ -42,8 +41,6 @@ def build_methods(
         methods.append(SharedRows(config))
     if advantage is Advantage.monte_carlo:
         methods.append(ContinuationValues(config, algorithm))
-    if advantage is Advantage.role_baseline:
-        methods.append(RoleBaselines())
     if config.team.update_order is UpdateOrder.sequential:
         methods.append(SequentialUpdates(config))
     if any(getattr(agent.critic, "popart_beta", None) is not None for agent in config.task.agents.values()):

@@ -12,16 +12,7 @@ from ippo_cli.algorithms.estimator import Estimator, State
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import role_baseline
-from ippo_cli.training.methods.method import Method, Outcome
 from ippo_cli.types import Experience
-
-
-class RoleBaselines(Method):
-    """Reports the baselines, which are the state of the estimator."""
-
-    def metrics(self, outcome: Outcome) -> dict[str, float]:
-        baselines = outcome.state_after.methods.get(RoleEstimator.name, {})
-        return {f"{name}/targets/role_baseline": mean for name, mean in baselines.items()}
 
 
 class RoleEstimator(Estimator):
@@ -43,6 +34,9 @@ class RoleEstimator(Estimator):
             outputs[source] = broadcast_rows(own, score - baseline, score, own.valid)
             after |= baselines
         return outputs, after
+
+    def metrics(self, state: State) -> dict[str, float]:
+        return {f"{name}/targets/role_baseline": mean for name, mean in state.items()}
 
 
 def compute_role_baselines(
