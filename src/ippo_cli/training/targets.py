@@ -117,7 +117,7 @@ class Algorithm:
     ) -> tuple[dict[str, Targets], AlgorithmState]:
         """Each agent's targets, and the state for the next buffer.
 
-        They follow from the agent's own rows and scores only, unless `normalization_scope=team` or `share_rollouts`.
+        They follow from the agent's own rows and scores only, unless `normalization_scope=team` or agents share rows.
         With `credit=auto`, agents that share a policy or critic all use turns as actions if any of them does.
         `after_agent` is called on all ranks after each agent, and may raise. Collective.
         """
