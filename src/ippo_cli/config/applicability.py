@@ -8,7 +8,6 @@ from typing import Any
 
 from ippo_cli.config.batch_sizes import format_divisors, policy_steps
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.monte_carlo import check_monte_carlo
 from ippo_cli.config.references import is_default_reference
 from ippo_cli.config.schema import (
     Advantage,
@@ -446,6 +445,5 @@ ALGORITHM_RULES = (
     _check_applicability,
     _check_ratio_base,
     _check_buffer_requirements,
-    check_monte_carlo,
 )
 """Each rule yields all errors, or raises the first."""

@@ -15,8 +15,9 @@ from ippo_cli.algorithms.user_objectives import build_user_loss, try_loss
 from ippo_cli.config.batch_sizes import BatchSizes, compute_batch_sizes
 from ippo_cli.config.config_warnings import eval_size_warning
 from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.needs import check_own_needs
 from ippo_cli.config.packages import lacks_reward_package
-from ippo_cli.config.schema import AlgorithmConfig, Config, Mode
+from ippo_cli.config.schema import Config, Mode
 from ippo_cli.engine import distributed
 from ippo_cli.planning.engines import check_engine_models
 from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
@@ -120,7 +121,7 @@ def prepare(
     `device`: `cpu` or `cuda`. `weights`: the initial weights by policy; see `read_model_specs`. `report`: receives
     lines about excluded rows.
     """
-    check_user_methods(config.algorithm)
+    check_user_methods(config)
     specs = read_model_specs(config, task, weights)
     check_engine_models(config, specs.shapes, device)
     task, excluded = drop_too_long_rows(config, task, specs)
@@ -153,11 +154,14 @@ def prepare(
     )
 
 
-def check_user_methods(algorithm: AlgorithmConfig) -> None:
+def check_user_methods(config: Config) -> None:
     """Load and try the estimator and the loss of a user. Raises `ConfigError` before a model is read."""
-    if algorithm.advantage_function is not None:
-        try_estimator(UserEstimator(algorithm))
-    if (loss := build_user_loss(algorithm)) is not None:
+    if config.algorithm.advantage_function is not None:
+        estimator = UserEstimator(config.algorithm)
+        check_own_needs(config, estimator.setting, getattr(estimator.component, "needs", ()))
+        try_estimator(estimator)
+    if (loss := build_user_loss(config.algorithm)) is not None:
+        check_own_needs(config, loss.setting, getattr(loss.component, "needs", ()))
         try_loss(loss)
 
 
