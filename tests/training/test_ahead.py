@@ -180,7 +180,7 @@ def test_two_ranks_equal_one(tmp_path, use_engines) -> None:
         (["reward.reward_batch_rows=4"], "would call the reward for the next iteration's episodes"),
         (
             ["reward.measure_credit_every=2"],
-            r"measure_credit_every=2 needs episodes that are sampled with the weights before the update, and rollout\.ahead=1",
+            r"measure_credit_every=2 needs episodes that are sampled with the weights before the update",
         ),
         (
             ["algorithm=grpo", "rollout.num_generations=4", "rollout.refill_rounds=2"],
