@@ -57,16 +57,18 @@ def load_component(name: str, key: str, args: Mapping[str, Any], group: str) -> 
     found: Any = (
         load_function(name, key) if ":" in name or name.endswith(".py") else _load_entry_point(name, setting, group)
     )
-    keys_of = getattr(found, "Keys", None) if inspect.isclass(found) else None
+    is_class = inspect.isclass(found)
+    keys_of = getattr(found, "Keys", None) if is_class else None
     known = _list_keys(found, keys_of)
+    build: Callable[..., Any] = found
     args_key = f"{key.removesuffix('_function')}_args"
     for unknown in args.keys() - known:
         remedy = f"use one of {' '.join(sorted(known))}" if known else "remove it"
         raise ConfigError(f"{args_key}.{unknown}={args[unknown]}", f"is not a key of {setting}", remedy)
     try:
-        if not inspect.isclass(found):
-            return partial(found, **args) if args else found
-        return found() if keys_of is None else found(keys_of(**args))
+        if is_class:
+            return build() if keys_of is None else build(keys_of(**args))
+        return partial(build, **args) if args else build
     except Exception as error:
         raise ConfigError(
             setting, f"cannot be built ({format_user_error(error)})", f"fix the class, or set its keys in {args_key}"
