@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs
+from ippo_cli.algorithms.inputs import AdvantageInputs
 from ippo_cli.algorithms.resampling import draw_sample_counts
 from ippo_cli.compose.load import load_config
-from ippo_cli.config.schema import Advantage
 from ippo_cli.engine import distributed
+from ippo_cli.training.methods.registry import build_estimator
 from ippo_cli.training.minibatches import iterate_minibatches
 from ippo_cli.types import Rollout, StepContext, Targets, concatenate_rows
 
@@ -36,7 +36,7 @@ def group_advantages(rows: slice) -> list[float]:
         baseline=torch.zeros(len(scores)),
         valid=torch.ones(len(scores)).bool(),
     )
-    found = ADVANTAGES[Advantage.leave_one_out](inputs, load_config(["algorithm=rloo"]).algorithm)
+    found = build_estimator(load_config(["algorithm=rloo"]).algorithm).estimate_rows(inputs)
     return found.advantages[:, 0].tolist()
 
 

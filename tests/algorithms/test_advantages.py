@@ -8,22 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from ippo_cli.algorithms.advantages import (
-    ADVANTAGES,
-    AdvantageInputs,
-    AdvantageOutputs,
-    compute_advantages,
-    substitute_final_values,
-    turn_values,
-)
+from ippo_cli.algorithms.advantages import substitute_final_values, turn_values
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Advantage, AlgorithmConfig, NormalizationScope, TurnValue
 from ippo_cli.formulas import gae, place_scores
-from ippo_cli.types import Rollout
+from ippo_cli.training.methods.registry import ESTIMATORS, build_estimator, build_parts
+from ippo_cli.types import Batch, Experience, Rollout
 
 MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
 TURN = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1], [0, 1, 1, 1], [0, 0, -1, -1]])
+EMPTY = Experience(
+    batch=Batch(examples=[], index=torch.zeros(0)), episodes=[], sampled={}, rollouts={}, scores={}, greedy={}, views={}
+)
 SCORE = torch.tensor([1.0, 4.0, 2.0, 0.0])
 VALUES = torch.arange(16.0).reshape(4, 4) / 10 * MASK
 
@@ -50,7 +48,13 @@ def inputs(**changes: Any) -> AdvantageInputs:
 
 
 def estimate(config: AlgorithmConfig, **changes: Any) -> AdvantageOutputs:
-    return ADVANTAGES[config.advantage](inputs(**changes), config)
+    return build_estimator(config).estimate_rows(inputs(**changes))
+
+
+def estimate_team(config: AlgorithmConfig, team: dict[str, AdvantageInputs]) -> dict[str, AdvantageOutputs]:
+    sources = {Source(name, name): own for name, own in team.items()}
+    outputs, _ = build_estimator(config).estimate(sources, EMPTY, {})
+    return {source.agent: own for source, own in outputs.items()}
 
 
 def rows(numbers: list[float]) -> torch.Tensor:
@@ -58,7 +62,10 @@ def rows(numbers: list[float]) -> torch.Tensor:
 
 
 def test_all_estimators_registered() -> None:
-    assert set(ADVANTAGES) == set(Advantage)
+    config = algorithm(cross_agent=replace(algorithm().cross_agent, capability_window=3))
+    built = {name: build_estimator(replace(config, advantage=name)) for name in Advantage}
+    assert {name.value: own.name for name, own in built.items()} == {name: name for name in ESTIMATORS}
+    assert [part.name for part in build_parts(config)] == ["cross_agent"]
 
 
 @pytest.mark.parametrize(
@@ -185,14 +192,14 @@ def test_comlrl_advantages() -> None:
 def test_groups_of_several_agents() -> None:
     config = algorithm(advantage=Advantage.group, scale_by_std=False)
     two = {"a": inputs(), "b": inputs(rewards=inputs().rewards + 10.0 * (inputs().rewards != 0))}
-    own = compute_advantages(two, config)
+    own = estimate_team(config, two)
     assert torch.equal(own["a"].advantages, rows([-0.5, 2.0, 0.5, -2.0]))
-    joint = compute_advantages(two, replace(config, normalization_scope=NormalizationScope.team))
+    joint = estimate_team(replace(config, normalization_scope=NormalizationScope.team), two)
     # The group of rows 0 and 2 has the scores 1, 2, 11 and 12; that of rows 1 and 3 has 4, 0, 14 and 0.
     assert torch.equal(joint["a"].advantages, rows([-5.5, -0.5, -4.5, -4.5]))
     assert torch.equal(joint["b"].advantages, rows([4.5, 9.5, 5.5, -4.5]))
     assert torch.equal(joint["b"].returns, own["b"].returns)
     scaled = replace(config, scale_by_std=True, normalization_scope=NormalizationScope.team)
     deviation = torch.tensor([1.0, 2.0, 11.0, 12.0]).std()
-    found = compute_advantages(two, scaled)["a"].advantages[0]
+    found = estimate_team(scaled, two)["a"].advantages[0]
     assert torch.allclose(found, rows([-5.5, 0.0, 0.0, 0.0])[0] / deviation, atol=1e-5)

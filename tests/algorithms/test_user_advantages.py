@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from ippo_cli.algorithms.advantages import ADVANTAGES
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
-from ippo_cli.algorithms.user_advantages import load_estimator
+from ippo_cli.algorithms.user_advantages import UserEstimator
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Advantage, AlgorithmConfig
+from ippo_cli.training.methods.registry import build_estimator
 
 MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
 VALUES = torch.arange(16.0).reshape(4, 4) / 10 * MASK
@@ -82,12 +82,12 @@ def inputs() -> AdvantageInputs:
 
 def estimate(code: Path, name: str, **changes: Any) -> AdvantageOutputs:
     config = algorithm(advantage=Advantage.function, advantage_function=f"{code}:{name}", **changes)
-    return ADVANTAGES[Advantage.function](inputs(), config)
+    return build_estimator(config).estimate_rows(inputs())
 
 
 def test_function_equals_leave_one_out(code: Path):
     found = estimate(code, "leave_one_out")
-    expected = ADVANTAGES[Advantage.leave_one_out](inputs(), algorithm(advantage=Advantage.leave_one_out))
+    expected = build_estimator(algorithm(advantage=Advantage.leave_one_out)).estimate_rows(inputs())
     assert torch.allclose(found.advantages, expected.advantages)
     assert torch.equal(found.usable, expected.usable)
     assert torch.allclose(found.returns, found.advantages + VALUES)
@@ -95,7 +95,8 @@ def test_function_equals_leave_one_out(code: Path):
 
 def test_function_equals_gae_with_its_returns(code: Path):
     found = estimate(code, "own_gae", gamma=0.9, gae_lambda=0.8)
-    expected = ADVANTAGES[Advantage.gae](inputs(), algorithm(advantage=Advantage.gae, gamma=0.9, gae_lambda=0.8))
+    config = algorithm(advantage=Advantage.gae, gamma=0.9, gae_lambda=0.8)
+    expected = build_estimator(config).estimate_rows(inputs())
     assert torch.equal(found.advantages, expected.advantages)
     assert torch.equal(found.returns, expected.returns)
 
@@ -128,7 +129,7 @@ def test_wrong_results_are_errors(name: str, message: str, code: Path):
 )
 def test_wrong_functions_are_refused(name: str, message: str, code: Path):
     with pytest.raises(ConfigError, match=message):
-        load_estimator(f"{code}:{name}")
+        UserEstimator(algorithm(advantage=Advantage.function, advantage_function=f"{code}:{name}"))
 
 
 @pytest.mark.parametrize(

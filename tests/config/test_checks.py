@@ -74,34 +74,63 @@ SHARE = {
     "reward.agent_weight": 1.0,
     "algorithm.behavior_correction.level": "token",
 }
+TURN_GROUP = "algorithm.advantage=turn_group"
+NO_SHARING = "does not support team.share_rollouts=true"
+CURRENT = "episodes in which all agents act with their current policies"
+FIXED = "scores that depend on their own response alone"
+OWN_ROWS = "rows that the agent's own policy has sampled, and team.share_rollouts=true adds"
 POOL = {"team.opponent_pool.every": 2, "team.opponent_pool.size": 4, "team.opponent_pool.share": 0.5}
 
 # Choices of groups, changed values, processes, and the start of the message: at least one case per rule.
 BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     *(
-        (("algorithm=at_grpo", *choices), changes, 1, f"{setting} does not support algorithm.advantage=turn_group")
-        for choices, changes, setting in [
-            ((), {"team.opponent_pool.every": 2}, "team.opponent_pool.every=2"),
-            ((), {"reward.measure_credit_every": 2}, "reward.measure_credit_every=2"),
+        (("algorithm=at_grpo", *choices), changes, 1, message)
+        for choices, changes, message in [
+            (
+                (),
+                {"team.opponent_pool.every": 2},
+                f"{TURN_GROUP} needs {CURRENT}, and team.opponent_pool.every=2",
+            ),
+            ((), {"reward.measure_credit_every": 2}, f"reward.measure_credit_every=2 does not support {TURN_GROUP}"),
             (
                 (),
                 {"team.update_order": "sequential", "algorithm.sequential_correction.pooling": "sum"},
-                "team.update_order=sequential",
+                f"team.update_order=sequential needs rows of one episode each, and {TURN_GROUP}",
             ),
-            ((), {"reward.credit_assignment": "leave_out"}, "reward.credit_assignment=leave_out"),
-            ((FUNCTION,), {"reward.function": "a.py:f", "reward.whole_batch": True}, "reward.whole_batch=true"),
-            ((), {"algorithm.kl.reward.coef": 0.1}, "algorithm.kl.reward.coef=0.1"),
+            (
+                (),
+                {"reward.credit_assignment": "leave_out"},
+                f"{TURN_GROUP} needs {FIXED}, and reward.credit_assignment=leave_out",
+            ),
+            (
+                (FUNCTION,),
+                {"reward.function": "a.py:f", "reward.whole_batch": True},
+                f"{TURN_GROUP} needs {FIXED}, and reward.whole_batch=true",
+            ),
+            (
+                (),
+                {"algorithm.kl.reward.coef": 0.1},
+                f"algorithm.kl.reward.coef=0.1 needs rows of one episode each, and {TURN_GROUP}",
+            ),
             (
                 (),
                 {"algorithm.reweight.method": "pow", "algorithm.reweight.power": 2.0, "rollout.num_generations": 4},
-                "algorithm.reweight.method=pow",
+                f"algorithm.reweight.method=pow needs rows of one episode each, and {TURN_GROUP}",
             ),
-            ((), {"algorithm.truncation": "mask"}, "algorithm.truncation=mask"),
-            ((), {"reward.processor": ["running_zscore"]}, "reward.processor=[running_zscore]"),
+            (
+                (),
+                {"algorithm.truncation": "mask"},
+                f"algorithm.truncation=mask needs rows of one episode each, and {TURN_GROUP}",
+            ),
+            (
+                (),
+                {"reward.processor": ["running_zscore"]},
+                f"{TURN_GROUP} needs {FIXED}, and reward.processor=[running_zscore]",
+            ),
             (
                 (),
                 {"algorithm.positive_nll.coef": 0.1, "algorithm.positive_nll.min_score": 1.0},
-                "algorithm.positive_nll.coef=0.1",
+                f"algorithm.positive_nll.coef=0.1 needs rows of one episode each, and {TURN_GROUP}",
             ),
             (
                 (),
@@ -110,55 +139,67 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
                     "algorithm.behavior_correction.level": "sequence",
                     "algorithm.behavior_correction.cap": 2.0,
                 },
-                "algorithm.behavior_correction.level=sequence",
+                f"algorithm.behavior_correction.level=sequence needs rows of one episode each, and {TURN_GROUP}",
             ),
             (
                 (),
                 {"algorithm.ratio_level": "sequence", "algorithm.ratio_pooling": "sum"},
-                "algorithm.ratio_level=sequence",
+                f"algorithm.ratio_level=sequence needs rows of one episode each, and {TURN_GROUP}",
             ),
         ]
     ),
     *(
-        ((*HACPO, *choices), changes, 1, f"{setting} does not support team.share_rollouts=true")
-        for choices, changes, setting in [
-            ((), {"task.num_turns": 2, "task.protocol": "dialogue"}, "task.protocol=dialogue task.num_turns=2"),
-            ((), {"task.protocol": "sequential"}, "task.protocol=sequential task.num_turns=1"),
-            ((SHARED,), {}, "team=shared_policy"),
+        ((*HACPO, *choices), changes, 1, message)
+        for choices, changes, message in [
+            (
+                (),
+                {"task.num_turns": 2, "task.protocol": "dialogue"},
+                f"task.protocol=dialogue task.num_turns=2 {NO_SHARING}",
+            ),
+            ((), {"task.protocol": "sequential"}, f"task.protocol=sequential task.num_turns=1 {NO_SHARING}"),
+            ((SHARED,), {}, f"team=shared_policy {NO_SHARING}"),
             (
                 (),
                 {"team.update_order": "sequential", "algorithm.sequential_correction.pooling": "sum"},
-                "team.update_order=sequential",
+                f"team.update_order=sequential needs {OWN_ROWS}",
             ),
-            ((), POOL, "team.opponent_pool.every=2"),
-            ((), {"rollout.recompute_logprobs": False}, "rollout.recompute_logprobs=false"),
-            ((), {"rollout.refill_rounds": 2}, "rollout.refill_rounds=2"),
-            (("algorithm=ppo",), {**SHARE, "mode": "critic"}, "mode=critic"),
+            ((), POOL, f"team.opponent_pool.every=2 needs {OWN_ROWS}"),
+            ((), {"rollout.recompute_logprobs": False}, f"rollout.recompute_logprobs=false {NO_SHARING}"),
+            ((), {"rollout.refill_rounds": 2}, f"rollout.refill_rounds=2 needs {OWN_ROWS}"),
+            (("algorithm=ppo",), {**SHARE, "mode": "critic"}, f"mode=critic needs {OWN_ROWS}"),
             (
                 (),
                 {"algorithm.cross_agent.exponent": None, "algorithm.cross_agent.clip_range": None},
-                "algorithm.cross_agent.exponent=null algorithm.behavior_correction.level=none",
+                f"algorithm.cross_agent.exponent=null algorithm.behavior_correction.level=none {NO_SHARING}",
             ),
-            (("algorithm=rae",), SHARE, "algorithm.advantage=role_baseline"),
-            (("algorithm=ppo", "critic=centralized"), SHARE, "critic=centralized"),
-            (("algorithm=ppo",), {**SHARE, "algorithm.credit": "auto"}, "algorithm.credit=auto"),
-            ((), {"algorithm.normalization_scope": "team"}, "algorithm.normalization_scope=team"),
+            (("algorithm=rae",), SHARE, f"algorithm.advantage=role_baseline needs {OWN_ROWS}"),
+            (("algorithm=ppo", "critic=centralized"), SHARE, f"critic=centralized needs {OWN_ROWS}"),
+            (("algorithm=ppo",), {**SHARE, "algorithm.credit": "auto"}, f"algorithm.credit=auto {NO_SHARING}"),
+            ((), {"algorithm.normalization_scope": "team"}, f"algorithm.normalization_scope=team needs {OWN_ROWS}"),
             (
                 (),
                 {"algorithm.reweight.method": "pow", "algorithm.reweight.power": 2.0},
-                "algorithm.reweight.method=pow",
+                f"algorithm.reweight.method=pow needs {OWN_ROWS}",
             ),
             (
                 (),
                 {"algorithm.positive_nll.coef": 0.1, "algorithm.positive_nll.min_score": 1.0},
-                "algorithm.positive_nll.coef=0.1",
+                f"algorithm.positive_nll.coef=0.1 needs {OWN_ROWS}",
             ),
-            ((), {"algorithm.kl.reward.coef": 0.1}, "algorithm.kl.reward.coef=0.1"),
-            ((), {"algorithm.kl.loss.coef": 0.1}, "algorithm.kl.loss.coef=0.1 algorithm.kl.loss.estimator=k3"),
-            ((), {"algorithm.target_kl": 0.1}, "algorithm.target_kl=0.1"),
-            ((), {"reward.team_weight": 1.0}, "reward.team_weight=1"),
-            ((), {"task.agents.second.reward.agent_weight": 2.0}, "task.agents.second.reward"),
-            ((), {"reward.processor": ["zscore"]}, "reward.processor=[zscore]"),
+            ((), {"algorithm.kl.reward.coef": 0.1}, f"algorithm.kl.reward.coef=0.1 needs {OWN_ROWS}"),
+            (
+                (),
+                {"algorithm.kl.loss.coef": 0.1},
+                f"algorithm.kl.loss.coef=0.1 algorithm.kl.loss.estimator=k3 needs {OWN_ROWS}",
+            ),
+            ((), {"algorithm.target_kl": 0.1}, f"algorithm.target_kl=0.1 needs {OWN_ROWS}"),
+            ((), {"reward.team_weight": 1.0}, f"reward.team_weight=1 {NO_SHARING}"),
+            ((), {"task.agents.second.reward.agent_weight": 2.0}, f"task.agents.second.reward {NO_SHARING}"),
+            (
+                (),
+                {"reward.processor": ["zscore"]},
+                f"team.share_rollouts=true needs {FIXED}, and reward.processor=[zscore]",
+            ),
         ]
     ),
     (
@@ -328,7 +369,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         (GRPO,),
         {"rollout.refill_rounds": 2} | POOL,
         1,
-        "rollout.refill_rounds=2 team.opponent_pool.every=2 does not support",
+        f"rollout.refill_rounds=2 needs {CURRENT}, and team.opponent",
     ),
     ((), {"task.curriculum.band_low": 0.2}, 1, "task.curriculum.band_low=0.2 band_high=None are not an interval"),
     (
@@ -507,7 +548,12 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         1,
         "team.opponent_pool.share=0.0005 is less than one of the 512 prompts",
     ),
-    ((), POOL | {"reward.measure_credit_every": 2}, 1, "team.opponent_pool.every=2 lets snapshots act for agents"),
+    (
+        (),
+        POOL | {"reward.measure_credit_every": 2},
+        1,
+        "reward.measure_credit_every=2 needs episodes in which all agents act with",
+    ),
     ((), POOL | {"team.opponent_pool.share": 1.5}, 1, "team.opponent_pool.share=1.5 is out of range"),
     (
         (),
@@ -646,25 +692,25 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         (VINE,),
         {"reward.processor": ["running_zscore"]},
         1,
-        "reward.processor=[running_zscore] standardises scores by moments that change",
+        f"algorithm.advantage=monte_carlo needs {FIXED}, and reward.processor=[running_zscore]",
     ),
     (
         (VINE, "reward=function", "reward.function=math.py:sqrt"),
         {"reward.whole_batch": True},
         1,
-        "reward.whole_batch=true compares the responses of a buffer with each other, and algorithm.advantage=monte_c",
+        f"algorithm.advantage=monte_carlo needs {FIXED}, and reward.whole_batch=true",
     ),
     (
         (VINE,),
         {"reward.credit_assignment": "leave_out"},
         1,
-        "reward.credit_assignment=leave_out subtracts a baseline that other responses determine",
+        f"algorithm.advantage=monte_carlo needs {FIXED}, and reward.credit_assignment=leave_out",
     ),
     (
         (VINE,),
         {"team.opponent_pool.every": 2, "team.opponent_pool.size": 2, "team.opponent_pool.share": 0.5},
         1,
-        "team.opponent_pool.every=2 plays some episodes with earlier policies",
+        "algorithm.advantage=monte_carlo needs episodes in which all agents act with",
     ),
     (
         ("algorithm=remax",),
@@ -1314,7 +1360,8 @@ def test_algorithm_keys_without_effect(choices: tuple[str, ...], key: str, value
 
 def test_all_applicability_rules_have_a_case(config: Make) -> None:
     there = {key for key, *_ in applicability.applicability_rules(config())}
-    assert there - {key for _, key, _, _ in IDLE} == {"needs_centralized_critic"}  # told apart from these
+    tested_elsewhere = {"needs_centralized_critic", "advantage_args", "objective_args"}
+    assert there - {key for _, key, _, _ in IDLE} == tested_elsewhere
 
 
 # Required keys of algorithms.

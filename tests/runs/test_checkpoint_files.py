@@ -28,6 +28,7 @@ from ippo_cli.runs.checkpoint_files import (
     find_damage,
     list_files,
     newest_intact_checkpoint,
+    read_method_states,
     read_pointer,
 )
 from ippo_cli.runs.folder import MANIFEST, checkpoint_name, list_checkpoints
@@ -43,7 +44,7 @@ from ippo_cli.training.checkpoint import (
 from ippo_cli.training.targets import Algorithm
 
 MakeCheckpoint = Callable[..., Path]
-ALGORITHM = load_config([]).algorithm
+ALGORITHM = load_config(["algorithm=rae"]).algorithm
 
 
 def commit_all(temporary: Path, final: Path) -> None:
@@ -330,7 +331,7 @@ def test_load_restores_progress_coefficients_and_rng(tmp_path: Path) -> None:
     saved = state(3)
     saved.progress.row = {"iteration": 3, "low/score/mean": 0.25}
     saved.algorithm.state = AlgorithmState(
-        kl_coef={"low": 0.125, "high": 0.1 + 0.2}, role_baselines={"low": 0.7, "high/second": -0.1}
+        kl_coef={"low": 0.125, "high": 0.1 + 0.2}, methods={"role_baseline": {"low": 0.7, "high/second": -0.1}}
     )
     saved.run.evaluation = {"best": {"iteration": 2, "score": 0.5}}
     saved.run.wall_seconds = 12.5
@@ -345,6 +346,20 @@ def test_load_restores_progress_coefficients_and_rng(tmp_path: Path) -> None:
     assert (fresh.run.evaluation, fresh.run.wall_seconds, fresh.run.iterations) == (saved.run.evaluation, 12.5, 3)
     assert (random.random(), numpy.random.rand()) == expected[:2]
     assert torch.equal(torch.rand(3), expected[2])
+
+
+def test_states_of_methods_of_the_earlier_layout(tmp_path: Path) -> None:
+    pool = {"snapshots": [[2, {}]], "games": {}}
+    stored = {"kl_coef": {}, "role_baselines": {"low": 0.5}, "recent_scores": {}, "partners": pool}
+    (tmp_path / "state.json").write_text(json.dumps(stored))
+    (tmp_path / "curriculum.json").write_text(json.dumps({"rows": [3], "rates": [0.5], "unlocked": 0}))
+    assert read_method_states(tmp_path) == {
+        "role_baseline": {"low": 0.5},
+        "opponent_pool": pool,
+        "curriculum": {"rows": [3], "rates": [0.5], "unlocked": 0},
+    }
+    (tmp_path / "state.json").write_text(json.dumps(stored | {"partners": {"snapshots": [], "games": {}}}))
+    assert "opponent_pool" not in read_method_states(tmp_path), "runs without a pool stored an empty one"
 
 
 def test_load_skips_damaged_checkpoint(tmp_path: Path) -> None:

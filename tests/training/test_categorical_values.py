@@ -23,7 +23,7 @@ from small import (
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.models.critic import ValueModel
 from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
-from ippo_cli.training.return_normalization import update_normalization
+from ippo_cli.training.methods.popart import update_normalization
 
 BINS = ("algorithm=ppo", "algorithm.value_clip_range=null", "critic.value_bins=11", "actor.warmup_iterations=0")
 RANGE = ("critic.value_min=-0.5", "critic.value_max=1.5")

@@ -24,7 +24,8 @@ from small import (
 from torch import Tensor
 
 from ippo_cli.agents.learner import Learner
-from ippo_cli.training.team_update import environment_steps, policy_update_order, update_team
+from ippo_cli.training.methods.happo import environment_steps
+from ippo_cli.training.team_update import policy_update_order, update_team
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.update import update_learner
 from ippo_cli.types import Rollout, StepContext
@@ -72,7 +73,7 @@ def test_factors_match_reference_and_affect_later_policies(overrides: tuple[str,
         before = {name: slow_logprobs(trainer, name, experience.rollouts[name]) for name in team}
         stats = {
             key: value
-            for one in update_team(team, experience, targets, trainer.config, CONTEXT)
+            for one in update_team(team, experience, targets, trainer.config, CONTEXT, methods=trainer.methods)
             for key, value in one.items()
         }
         after = {name: slow_logprobs(trainer, name, experience.rollouts[name]) for name in team}

@@ -165,9 +165,9 @@ def test_pool_enabled_on_resume_starts_with_current_weights(tmp_path: Path) -> N
     with a_trainer(tmp_path, *SHORT, *POOL) as trainer:
         trainer.state.progress.iteration = 3  # as after a run without a pool; no snapshot is due
         trainer.step()
-        assert list(trainer.state.pool.snapshots) == [3]
+        assert trainer.methods[0].snapshots == [3]
         trainer.step()
-        assert list(trainer.state.pool.snapshots) == [3, 4]
+        assert trainer.methods[0].snapshots == [3, 4]
 
 
 @pytest.mark.slow

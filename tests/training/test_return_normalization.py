@@ -23,7 +23,7 @@ from ippo_cli.algorithms.return_moments import ReturnMoments
 from ippo_cli.engine import distributed
 from ippo_cli.models.critic import ValueModel, load_value_head
 from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
-from ippo_cli.training.return_normalization import start_normalization, update_normalization
+from ippo_cli.training.methods.popart import start_normalization, update_normalization
 
 PPO = ("algorithm=ppo", "critic.popart_beta=0.9", "actor.warmup_iterations=0")
 SCALED = ("reward.processor=[scale,shift]", "reward.scale=100", "reward.shift=500")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from small import (
     train_on_two_ranks,
 )
 
-from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
+from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint, read_method_states
 from ippo_cli.training.algorithm_state import AlgorithmState
 
 RAE = ("algorithm=rae", "algorithm.role_baseline_decay=0.8")
@@ -29,7 +28,7 @@ RAE = ("algorithm=rae", "algorithm.role_baseline_decay=0.8")
 def test_baseline_of_each_agent_and_role(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *RAE) as trainer:
         algorithm, team, experience = trainer.state.algorithm, trainer.state.team, experience_of(trainer)
-        algorithm.state = AlgorithmState(role_baselines={"low": 1.0, "high/first": -2.0, "high/idle": 7.0})
+        algorithm.state = AlgorithmState(methods={"role_baseline": {"low": 1.0, "high/first": -2.0, "high/idle": 7.0}})
         episodes = [
             replace(episode, roles={"high": "first" if place % 3 else "second"})
             for place, episode in enumerate(experience.episodes)
@@ -48,7 +47,7 @@ def test_baseline_of_each_agent_and_role(tmp_path: Path) -> None:
             own = targets[name].advantages[row][targets[name].loss_mask[row]]
             assert torch.allclose(own, torch.tensor(score - means[key]), atol=1e-5)
             means[key] = 0.8 * means[key] + 0.2 * score
-    assert state.role_baselines == pytest.approx(means | {"high/idle": 7.0})
+    assert state.methods["role_baseline"] == pytest.approx(means | {"high/idle": 7.0})
 
 
 @pytest.mark.slow
@@ -69,7 +68,7 @@ def test_resume_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     checkpoint = newest_intact_checkpoint(whole / "checkpoints")
     assert checkpoint is not None
-    stored = json.loads((checkpoint / "state.json").read_text())["role_baselines"]
+    stored = read_method_states(checkpoint)["role_baseline"]
     assert stored == {name: rows(whole)[-1][f"{name}/targets/role_baseline"] for name in ("low", "high")}
 
 

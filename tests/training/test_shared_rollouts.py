@@ -47,7 +47,7 @@ WEIGHED = (
 
 
 def all_targets(trainer: Trainer, recent_scores: Mapping[str, Sequence[float]] | None = None) -> dict[Source, Targets]:
-    algorithm = replace(trainer.state.algorithm, state=AlgorithmState(recent_scores=recent_scores or {}))
+    algorithm = replace(trainer.state.algorithm, state=AlgorithmState(methods={"cross_agent": recent_scores or {}}))
     return algorithm.compute_all_targets(trainer.state.team, experience_of(trainer))[0]
 
 

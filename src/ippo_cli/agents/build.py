@@ -31,6 +31,7 @@ from ippo_cli.agents.references import (
 )
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective
+from ippo_cli.algorithms.user_objectives import build_user_loss
 from ippo_cli.config.batch_sizes import mini_batch_size
 from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.critic_fitting import policy_warmup
@@ -309,6 +310,7 @@ def _build_actor_learner(
             chunk_tokens=chunk_tokens,
             reference=reference if kl_loss.coef != 0.0 and kl_loss.estimator == "full" else None,
             warmup=policy_warmup(config),
+            user_loss=build_user_loss(config.algorithm),
         ),
         optimizer=actor,
         mini_batch_size=(len(names) + len(authors)) * mini_batch_size(config, agent),

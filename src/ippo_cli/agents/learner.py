@@ -167,6 +167,23 @@ class Learner:
         )
         return self.objective.losses(self.engine, sequences, batch, context)
 
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Give the metrics of an iteration, by full name and the same on all ranks, to a user's loss."""
+        if isinstance(self.objective, PolicyObjective) and self.objective.user_loss is not None:
+            prefix = f"{self.name}/policy/"
+            own = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+            self.objective.user_loss.observe(own)
+
+    def loss_state(self) -> dict[str, Any] | None:
+        """The state of a user's loss; None without one."""
+        loss = self.objective.user_loss if isinstance(self.objective, PolicyObjective) else None
+        return None if loss is None else loss.state_dict()
+
+    def load_loss_state(self, stored: Mapping[str, Any]) -> None:
+        """Restore the state of a user's loss."""
+        if isinstance(self.objective, PolicyObjective) and self.objective.user_loss is not None:
+            self.objective.user_loss.load_state_dict(stored)
+
     def backward(self, losses: Mapping[str, Loss]) -> None:
         """Add the gradients of a micro-batch's losses."""
         self.engine.backward(torch.stack([loss.total for loss in losses.values()]).sum())

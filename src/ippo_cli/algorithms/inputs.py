@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
-from ippo_cli.types import TurnGroups
+from ippo_cli.types import Experience, Rollout, TurnGroups
+
+
+class Source(NamedTuple):
+    """Rows that an agent is trained on, by their author."""
+
+    agent: str
+    author: str
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another agent has sampled them."""
+        return self.agent != self.author
+
+    def select_rollout(self, experience: Experience) -> Rollout:
+        """The rows, with the agent's log-probabilities."""
+        return experience.shared[self.agent][self.author] if self.is_shared else experience.rollouts[self.agent]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ippo_cli.algorithms.advantages import turn_values
+from ippo_cli.algorithms.user_objectives import UserLoss
 from ippo_cli.config.schema import AlgorithmConfig, ClipLevel, Credit, Objective, TrustRegion, ValueUnit
 from ippo_cli.formulas import (
     aggregate,
@@ -45,7 +46,13 @@ class Loss:
         return {name: masked_sum(numbers, self.mask) * self.weight for name, numbers in self.per_token.items()}
 
 
-def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmConfig, response_budget: int) -> Loss:
+def policy_objective(
+    output: PolicyOutput,
+    batch: Minibatch,
+    config: AlgorithmConfig,
+    response_budget: int,
+    user_loss: UserLoss | None = None,
+) -> Loss:
     """Policy loss, entropy bonus, KL term and router loss of one micro-batch.
 
     Both log-probabilities of a ratio are those before sampling filters, also with `ratio_base=sampler`: the recorded
@@ -55,7 +62,9 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
     new, old = output.logprobs, rollout.logprobs
     logratio = _pool(new, old, batch, config)
     logged: dict[str, Tensor] = {}
-    if config.objective is Objective.on_policy:
+    if user_loss is not None:
+        per_token, logged = user_loss.compute(new, old, targets.advantages, mask)
+    elif config.objective == Objective.on_policy:
         per_token = on_policy_loss(new, targets.advantages)
     else:
         per_token, is_outside = _ratio_loss(new, old, logratio, batch, config)
@@ -114,9 +123,9 @@ def _ratio_loss(
     measured = keep(new - old, batch.rollout.response_mask) if by_token else logratio
     below, above = outside_trust_region(new, old, measured, region=config.trust_region.value, low=low, high=high)
     outside = below | above
-    if config.objective is Objective.cispo:
+    if config.objective == Objective.cispo:
         return cispo_loss(new, logratio, advantages, clip_range_low=low, clip_range_high=high), outside
-    if config.objective is Objective.mask:
+    if config.objective == Objective.mask:
         return masked_policy_loss(logratio, advantages, ~outside, ratio_cap=config.ratio_cap), outside
     if by_token:
         clipped = clip_logratio(measured, advantages, low=low, high=high)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from torch import Tensor
 
 from ippo_cli.algorithms.losses import Loss, policy_objective, value_objective
+from ippo_cli.algorithms.user_objectives import UserLoss
 from ippo_cli.config.schema import AlgorithmConfig, TurnValue
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import Policy, PolicyOutput
@@ -71,6 +72,7 @@ class PolicyObjective:
     chunk_tokens: int
     reference: Policy | None  # where the loss has the exact KL from it; None elsewhere
     warmup: int  # first iterations without an update of the policy
+    user_loss: UserLoss | None = None  # of `algorithm.objective=path.py:name`
 
     @property
     def target_kl(self) -> float | None:
@@ -89,7 +91,8 @@ class PolicyObjective:
     def losses(
         self, engine: Engine[Any], sequences: Sequences, batch: Minibatch, context: StepContext
     ) -> dict[str, Loss]:
-        return {"policy": policy_objective(self._forward(engine, sequences), batch, self.config, self.response_budget)}
+        output = self._forward(engine, sequences)
+        return {"policy": policy_objective(output, batch, self.config, self.response_budget, self.user_loss)}
 
     def _forward(self, engine: Engine[Any], sequences: Sequences, *, head_alone: bool = False) -> PolicyOutput:
         return engine(
@@ -158,7 +161,7 @@ class JointObjective(PolicyObjective):
         output = self._forward(engine, sequences, head_alone=head_alone)
         assert output.values is not None
         assert output.final_values is not None
-        policy = policy_objective(output, batch, self.config, self.response_budget)
+        policy = policy_objective(output, batch, self.config, self.response_budget, self.user_loss)
         if head_alone:  # the policy's term stays in the graph with weight 0
             policy = replace(policy, total=0.0 * policy.total)
         value = value_objective(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,15 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
+from ippo_cli.algorithms.estimator import Estimator, State
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import AlgorithmConfig
+from ippo_cli.config.schema import METHODS_GROUP, AlgorithmConfig
 from ippo_cli.engine import distributed
+from ippo_cli.types import Experience
 from ippo_cli.user_code.errors import format_user_error
-from ippo_cli.user_code.load import load_function
+from ippo_cli.user_code.load import check_call, load_component, read_state
+from ippo_cli.user_code.part_names import part_name
 
 KEY = "algorithm.advantage_function"
-UserEstimator = Callable[[AdvantageInputs, AlgorithmConfig], Any]
+UserFunction = Callable[[AdvantageInputs, AlgorithmConfig], Any]
 """Takes the rows of all ranks; returns advantages `[B, R]`, or a pair of advantages and returns, both `[B, R]`.
 
     def estimate(inputs, config):  # the score of a response, minus the mean over all responses
@@ -28,51 +30,86 @@ UserEstimator = Callable[[AdvantageInputs, AlgorithmConfig], Any]
 """
 
 
-def load_estimator(function: str) -> UserEstimator:
-    """Load the function. Raises `ConfigError` if it does not exist or does not take inputs and configuration."""
-    found = load_function(function, KEY)
-    setting = f"{KEY}={function}"
-    if inspect.iscoroutinefunction(found):
-        raise ConfigError(setting, "is async, but calls are not awaited", "use a function without async")
+class UserEstimator(Estimator):
+    """`algorithm.advantage=function`: a function, or an instance of a class that may have keys and a state."""
+
+    name = "function"
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        super().__init__(config)
+        assert config.advantage_function is not None
+        self.setting = f"{KEY}={config.advantage_function}"
+        self.component = load_component(config.advantage_function, KEY, config.advantage_args, METHODS_GROUP)
+        check_call(self.component, self.setting, ("inputs", "config"))
+        self._first_state = read_state(self.component, self.setting)
+
+    def estimate(
+        self, inputs: Mapping[Source, AdvantageInputs], experience: Experience, state: State
+    ) -> tuple[dict[Source, AdvantageOutputs], State]:
+        if self._first_state:  # always restored: evaluations and abandoned iterations leave no trace
+            self.component.load_state_dict(state or self._first_state)  # type: ignore[attr-defined]
+        outputs = {source: self.estimate_rows(own) for source, own in inputs.items()}
+        return outputs, read_state(self.component, self.setting)
+
+    def estimate_rows(self, inputs: AdvantageInputs) -> AdvantageOutputs:
+        """Call the user's function with the rows of all ranks, and return those of this rank.
+
+        Without returns, the critic is trained on the sum of advantages and values, as with GAE. Raises `ConfigError`
+        for an exception, a wrong shape, and numbers that are not finite.
+        """
+        setting, everyone = self.setting, _gather_inputs(inputs)
+        try:
+            result = self.component(everyone, self.config)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(setting, f"raised {format_user_error(error)}", "fix the function") from error
+        parts = result if isinstance(result, tuple) else (result, None)
+        if len(parts) != 2:
+            raise ConfigError(setting, f"returned {len(parts)} values", "return advantages, or (advantages, returns)")
+        advantages = _check_tensor(setting, "advantages", parts[0], everyone)
+        returns = advantages + everyone.values
+        if parts[1] is not None:
+            returns = _check_tensor(setting, "returns", parts[1], everyone)
+        rows, columns = distributed.local_row_slice(inputs.baseline), slice(inputs.rewards.shape[1])
+        return AdvantageOutputs(
+            advantages=advantages[rows, columns].contiguous(),
+            returns=(returns * everyone.mask)[rows, columns].contiguous(),
+            usable=inputs.valid,
+        )
+
+    def metrics(self, state: State) -> dict[str, float]:
+        return read_metrics(self.component, self.setting, "targets/advantage")
+
+
+def read_metrics(component: Any, setting: str, prefix: str) -> dict[str, float]:
+    """The numbers of a component's optional method `metrics`, by full name."""
+    if not hasattr(component, "metrics"):
+        return {}
     try:
-        inspect.signature(found).bind(None, None)
-    except TypeError as error:
-        raise ConfigError(
-            setting, f"cannot be called as function(inputs, config) ({error})", "let it take these two arguments"
-        ) from None
-    except ValueError:  # some C functions have no signature
-        pass
-    return found
-
-
-def function_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
-    """Call the user's function with the rows of all ranks, and return those of this rank.
-
-    Without returns, the critic is trained on the sum of advantages and values, as with GAE. Raises `ConfigError` for an
-    exception, a wrong shape, and numbers that are not finite.
-    """
-    assert config.advantage_function is not None
-    setting = f"{KEY}={config.advantage_function}"
-    everyone = _gather_inputs(inputs)
-    try:
-        result = load_estimator(config.advantage_function)(everyone, config)
-    except ConfigError:
-        raise
+        return {f"{prefix}/{part_name(name)}": float(value) for name, value in component.metrics().items()}
     except Exception as error:
-        raise ConfigError(setting, f"raised {format_user_error(error)}", "fix the function") from error
-    parts = result if isinstance(result, tuple) else (result, None)
-    if len(parts) != 2:
-        raise ConfigError(setting, f"returned {len(parts)} values", "return advantages, or (advantages, returns)")
-    advantages = _check_tensor(setting, "advantages", parts[0], everyone)
-    returns = (
-        advantages + everyone.values if parts[1] is None else _check_tensor(setting, "returns", parts[1], everyone)
+        raise ConfigError(setting, f"raised {format_user_error(error)}", "fix its metrics") from error
+
+
+def try_estimator(estimator: UserEstimator) -> None:
+    """Call an estimator with made-up rows. Raises `ConfigError` as a call in training does."""
+    mask = torch.tensor([[True, True, True], [True, True, False]] * 2)
+    rewards = torch.where(mask, torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.5, 0.0], [0.0] * 3, [0.0, -1.0, 0.0]]), 0.0)
+    estimator.estimate_rows(
+        AdvantageInputs(
+            rewards=rewards,
+            values=0.1 * mask,
+            mask=mask,
+            turn=torch.where(mask, 0, -1),
+            is_by_turn=False,
+            group=torch.tensor([0, 0, 1, 1]),
+            starts=torch.zeros_like(mask),
+            baseline=torch.zeros(4),
+            valid=torch.ones(4, dtype=torch.bool),
+        )
     )
-    rows, columns = distributed.local_row_slice(inputs.baseline), slice(inputs.rewards.shape[1])
-    return AdvantageOutputs(
-        advantages=advantages[rows, columns].contiguous(),
-        returns=(returns * everyone.mask)[rows, columns].contiguous(),
-        usable=inputs.valid,
-    )
+    read_metrics(estimator.component, estimator.setting, "")
 
 
 def _gather_inputs(inputs: AdvantageInputs) -> AdvantageInputs:

@@ -129,7 +129,7 @@ def _start_line(config: Config, folder: Path, processes: int) -> str:
 
     parts = [
         f"{join_names(list(config.task.agents))} on task={config.task.kind}",
-        f"objective={config.algorithm.objective.value}",
+        f"objective={config.algorithm.objective}",
         _critic_label(config),
         *([] if config.team.kind is TeamKind.independent else [f"team={config.team.kind.value}"]),
         f"{processes} process{'es' if processes > 1 else ''}",

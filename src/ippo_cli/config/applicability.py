@@ -8,7 +8,6 @@ from typing import Any
 
 from ippo_cli.config.batch_sizes import format_divisors, policy_steps
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.monte_carlo import check_monte_carlo
 from ippo_cli.config.references import is_default_reference
 from ippo_cli.config.schema import (
     Advantage,
@@ -32,6 +31,7 @@ from ippo_cli.config.schema import (
     ValueStates,
     ValueUnit,
     WeightLevel,
+    has_own_loss,
 )
 from ippo_cli.config.served_agents import local_agents
 
@@ -53,7 +53,7 @@ def _check_steps(config: Config) -> Iterator[ConfigError]:
             )
     for name, agent in config.task.agents.items():
         steps, own = policy_steps(config, agent), agent.algorithm
-        if algorithm.objective is Objective.on_policy and steps > 1 and not algorithm.allow_off_policy_steps:
+        if algorithm.objective == Objective.on_policy and steps > 1 and not algorithm.allow_off_policy_steps:
             shared = (own.mini_batch_size, own.ppo_epochs) == (algorithm.mini_batch_size, algorithm.ppo_epochs)
             where = "" if shared else f"task.agents.{name}."
             yield ConfigError(
@@ -133,6 +133,8 @@ def _check_applicability(config: Config) -> Iterator[ConfigError]:
 
 FUNCTION_KEYS = ("credit", "scale_by_std", "gamma", "gae_lambda", "length_adaptive_alpha", "critic_gae_lambda")
 """Keys that a function of `advantage=function` may read."""
+OBJECTIVE_KEYS = ("trust_region", "clip_range_low", "clip_range_high", "dual_clip", "ratio_cap", "clip_level")
+"""Keys that a loss of `objective=path.py:name` may read."""
 
 
 def _has_values(config: Config) -> bool:
@@ -165,14 +167,15 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     pooled_by_user = "advantage=function gets the values of tokens" if is_function else None
     turned = valued or pooled_by_user or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
     objective, region = algorithm.objective, algorithm.trust_region
+    is_own_loss = has_own_loss(objective)
     is_role = algorithm.advantage is Advantage.role_baseline
     unaveraged = None if is_role else f"advantage={advantage} has no baseline of roles"
-    clipped = None if objective.has_ratio else "objective=on_policy has no ratio"
+    clipped = "objective=on_policy has no ratio" if objective == Objective.on_policy else None
     by_token, by_ratio = algorithm.ratio_level is RatioLevel.token, region is TrustRegion.ratio
     pooled = clipped or ("ratio_level=token has no pooling" if by_token else None)
-    only_clip = clipped or (None if objective is Objective.clip else f"objective={objective.value} clips no ratio")
+    only_clip = clipped or (None if objective == Objective.clip else f"objective={objective} clips no ratio")
     # A clipped weight needs limits of the ratio, and a probability belongs to one token.
-    measured = clipped or ("objective=cispo limits the ratio" if objective is Objective.cispo else None)
+    measured = clipped or ("objective=cispo limits the ratio" if objective == Objective.cispo else None)
     measured = measured or (None if by_token else f"ratio_level={algorithm.ratio_level.value} limits the pooled ratio")
     dual = only_clip or (None if by_ratio else f"trust_region={region.value} has ratio_cap")
     dual = dual or ("clip_level=token limits the ratio" if algorithm.clip_level is ClipLevel.token else None)
@@ -185,7 +188,7 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         placed = "only monte_carlo.states=tokens counts tokens"
     unweighted = None if is_sampled else valued
     fixed = unweighted or ("length_adaptive_alpha sets lambda" if algorithm.length_adaptive_alpha is not None else None)
-    plain = None if not objective.has_ratio else f"objective={objective.value} always allows several steps"
+    plain = None if objective == Objective.on_policy else f"objective={objective} always allows several steps"
     several_steps = any(policy_steps(config, agent) > 1 for agent in config.task.agents.values())
     single = None if several_steps else "there is one optimizer step per buffer, which is never skipped"
     truncation = algorithm.truncation
@@ -211,6 +214,8 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     unnamed = None if is_function else f"advantage={advantage} calls no function"
     rows: list[tuple[str, Any, str | None, str | None]] = [
         ("advantage_function", None, unnamed, "algorithm.advantage_function=path.py:function"),
+        ("advantage_args", {}, unnamed, None),
+        ("objective_args", {}, None if is_own_loss else f"objective={objective} has keys of its own", None),
         ("credit", Credit.token, scored or segmented, None),
         ("turn_value", None, turned, "first"),
         ("value_unit", ValueUnit.token, turned, None),
@@ -261,6 +266,8 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     for key, inactive, reason, needed in rows:
         if is_function and key in FUNCTION_KEYS:
             continue  # the function may read them
+        if is_own_loss and key in OBJECTIVE_KEYS:
+            continue
         yield key, attrgetter(key)(algorithm), inactive, reason, needed
 
 
@@ -352,9 +359,9 @@ def _check_terms(config: Config) -> Iterator[ConfigError]:
             "leaves the policy without a loss",
             "set algorithm.kl.loss.coef, for the KL to actor.reference, or algorithm.positive_nll.coef",
         )
-    if algorithm.advantage is Advantage.none and algorithm.objective is not Objective.on_policy:
+    if algorithm.advantage is Advantage.none and algorithm.objective != Objective.on_policy:
         yield ConfigError(
-            f"algorithm.objective={algorithm.objective.value}",
+            f"algorithm.objective={algorithm.objective}",
             "has no effect: advantage=none has no advantages",
             "use on_policy",
         )
@@ -438,6 +445,5 @@ ALGORITHM_RULES = (
     _check_applicability,
     _check_ratio_base,
     _check_buffer_requirements,
-    check_monte_carlo,
 )
 """Each rule yields all errors, or raises the first."""

@@ -25,6 +25,7 @@ from ippo_cli.config.faults import parse_fault
 from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.model_args import check_model_args
+from ippo_cli.config.needs import check_needs
 from ippo_cli.config.placement_checks import check_placement
 from ippo_cli.config.programs import check_program
 from ippo_cli.config.python_names import missing_name_message
@@ -88,6 +89,7 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
                 partial(check_curriculum, config),
                 partial(check_turn_groups, config),
                 partial(check_shared_rollouts, config),
+                partial(check_needs, config),
             ]
             if training
             else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 from typing import Annotated, Any, Protocol, get_type_hints
 
 from ippo_cli.config.marks import Mark, find_metadata
@@ -74,6 +75,33 @@ class OneOf:
 
     def violation(self, value: Any) -> tuple[str, str] | None:
         return None if value in self.choices else ("is not known", "use one of " + " ".join(self.choices))
+
+
+@dataclass(frozen=True)
+class OneOfOrCode:
+    """Allowed strings, a user's `path.py:name` or `module:name`, or a name of an installed package's entry point."""
+
+    choices: tuple[str, ...]
+    group: str  # of entry points
+
+    def __str__(self) -> str:
+        return ""
+
+    def violation(self, value: Any) -> tuple[str, str] | None:
+        if value in self.choices or ":" in str(value):
+            return None
+        installed = installed_names(self.group)
+        others = "".join(f" {name}" for name in installed)
+        return (
+            None
+            if value in installed
+            else ("is not known", f"use one of {' '.join(self.choices)}{others}, or your own as path.py:name")
+        )
+
+
+def installed_names(group: str) -> list[str]:
+    """The names of a group of entry points of installed packages."""
+    return sorted({point.name for point in entry_points(group=group)})
 
 
 @dataclass(frozen=True)

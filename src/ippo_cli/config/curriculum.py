@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
-from ippo_cli.config.vllm import collects_ahead
 
 
 def check_curriculum(config: Config) -> Iterator[ConfigError]:
@@ -28,10 +27,4 @@ def check_curriculum(config: Config) -> Iterator[ConfigError]:
             setting,
             "need at least two levels, each once",
             "name the values of the field, the easiest first: task.curriculum.levels=[easy,hard]",
-        )
-    if settings.is_active and collects_ahead(config):
-        yield ConfigError(
-            "task.curriculum rollout.ahead=1",
-            "cannot be combined: the next prompts depend on the scores of this iteration",
-            "use rollout.ahead=0, or task.curriculum.band_low=null band_high=null level_field=null",
         )

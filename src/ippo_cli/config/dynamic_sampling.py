@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.rewards import needs_whole_batch
 from ippo_cli.config.schema import Advantage, Config, CreditAssignment, NormalizationScope
-from ippo_cli.config.vllm import collects_ahead
 
 
 def check_refill(config: Config) -> Iterator[ConfigError]:
@@ -51,16 +50,4 @@ def check_refill(config: Config) -> Iterator[ConfigError]:
             f"{setting} reward.whole_batch=true",
             "compares the rows of a batch, and additional rounds are scored separately",
             "set reward.whole_batch=false, or rollout.refill_rounds=0",
-        )
-    if config.team.opponent_pool.every:
-        yield ConfigError(
-            f"{setting} team.opponent_pool.every={config.team.opponent_pool.every}",
-            "does not support earlier policies as opponents, which are assigned to an iteration's prompts in advance",
-            "set team.opponent_pool.every=0, or rollout.refill_rounds=0",
-        )
-    if collects_ahead(config):
-        yield ConfigError(
-            f"{setting} rollout.ahead=1",
-            "does not support collection ahead: the next prompts are known when this iteration's rounds have ended",
-            "use rollout.ahead=0, or rollout.refill_rounds=0",
         )

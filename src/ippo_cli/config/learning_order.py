@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, UpdateOrder
+from ippo_cli.config.schema import Config, ConversationConfig, UpdateOrder
 from ippo_cli.config.teams import trained_agents_by_policy
 
 SEQUENTIAL_PROTOCOLS = ("sequential", "dialogue", "calls")  # protocols in which no two agents act at the same step
@@ -95,12 +95,6 @@ def _check_opponent_pool(config: Config) -> None:
             f"team.opponent_pool.every={pool.every}",
             f"needs at least two trainable agents, and only {' '.join(learning)} is trained",
             "use team.opponent_pool.every=0, or add a second trainable agent",
-        )
-    if config.reward.credit_assignment is not CreditAssignment.none or config.reward.measure_credit_every:
-        raise ConfigError(
-            f"team.opponent_pool.every={pool.every}",
-            "lets snapshots act for agents, so that the credit of these agents cannot be measured",
-            "use team.opponent_pool.every=0, or reward.credit_assignment=none reward.measure_credit_every=0",
         )
     assert pool.share is not None
     prompts = config.rollout.buffer_size // config.rollout.num_generations

@@ -5,30 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.rewards import buffer_dependent_scores
 from ippo_cli.config.schema import (
-    Advantage,
     AgentConfig,
-    CentralizedCriticConfig,
     Config,
     ConversationConfig,
     Credit,
-    Mode,
-    NormalizationScope,
-    Reweight,
     SharedPolicyConfig,
-    UpdateOrder,
     WeightLevel,
 )
 from ippo_cli.config.served_agents import served_agents
 
-SHARED_ADVANTAGES = (
-    Advantage.gae,
-    Advantage.reward_to_go,
-    Advantage.group,
-    Advantage.leave_one_out,
-    Advantage.greedy_baseline,
-)
 # Settings that agents with equal prompts share, by part; () is the agent's own settings.
 EQUAL_SETTINGS = (("", ("template", "system", "answer")), ("rollout", ("max_new_tokens", "stop_strings")))
 
@@ -96,35 +82,11 @@ def _run_rules(config: Config) -> Iterator[_Rule]:
         "use team=independent or team=shared_base",
     )
     yield (
-        team.update_order is UpdateOrder.sequential,
-        f"team.update_order={team.update_order.value}",
-        "it corrects the rows of episodes, and responses of other agents are none of them",
-        "use simultaneous or round_robin",
-    )
-    yield (
-        team.opponent_pool.every > 0,
-        f"team.opponent_pool.every={team.opponent_pool.every}",
-        "snapshots of earlier policies act for some agents",
-        "use 0",
-    )
-    yield (
         not rollout.recompute_logprobs,
         "rollout.recompute_logprobs=false",
         "the log-probabilities of other agents' responses are those of a forward pass, and own ones are compared with "
         "them",
         "use true",
-    )
-    yield (
-        rollout.refill_rounds > 0,
-        f"rollout.refill_rounds={rollout.refill_rounds}",
-        "it replaces prompts by the scores of each agent alone",
-        "use 0",
-    )
-    yield (
-        config.mode is Mode.critic,
-        "mode=critic",
-        "critics are trained on their own agent's responses, and policies are not trained",
-        "use team.share_rollouts=false",
     )
 
 
@@ -137,58 +99,10 @@ def _algorithm_rules(config: Config) -> Iterator[_Rule]:
         "set algorithm.behavior_correction.level=token algorithm.behavior_correction.cap=1.0, or use algorithm=hacpo",
     )
     yield (
-        algorithm.advantage not in SHARED_ADVANTAGES,
-        f"algorithm.advantage={algorithm.advantage.value}",
-        "its baseline is of one agent's own responses",
-        f"use {' '.join(advantage.value for advantage in SHARED_ADVANTAGES)}",
-    )
-    yield (
-        isinstance(config.critic, CentralizedCriticConfig),
-        "critic=centralized",
-        "it reads episodes, and responses of other agents are none of the agent's",
-        "use critic=separate or critic=value_head",
-    )
-    yield (
         algorithm.credit is Credit.auto,
         "algorithm.credit=auto",
         "responses have one turn",
         "use token or turn",
-    )
-    yield (
-        algorithm.normalization_scope is NormalizationScope.team,
-        "algorithm.normalization_scope=team",
-        "it would count every response once for each agent",
-        "use agent",
-    )
-    yield (
-        algorithm.reweight.method is not Reweight.none,
-        f"algorithm.reweight.method={algorithm.reweight.method.value}",
-        "it draws rows by the scores of the agent's own responses",
-        "use none",
-    )
-    yield (
-        algorithm.positive_nll.coef != 0,
-        f"algorithm.positive_nll.coef={algorithm.positive_nll.coef:g}",
-        "the likelihood of other agents' responses has no correction",
-        "use 0",
-    )
-    yield (
-        algorithm.kl.reward.coef != 0,
-        f"algorithm.kl.reward.coef={algorithm.kl.reward.coef:g}",
-        "it is estimated at tokens that the policy has sampled",
-        "use 0, and algorithm.kl.loss.coef with algorithm.kl.loss.estimator=full",
-    )
-    yield (
-        algorithm.kl.loss.coef != 0 and algorithm.kl.loss.estimator != "full",
-        f"algorithm.kl.loss.coef={algorithm.kl.loss.coef:g} algorithm.kl.loss.estimator={algorithm.kl.loss.estimator}",
-        "it is estimated at tokens that the policy has sampled",
-        "use algorithm.kl.loss.estimator=full, or algorithm.kl.loss.coef=0",
-    )
-    yield (
-        algorithm.target_kl is not None,
-        f"algorithm.target_kl={algorithm.target_kl}",
-        "the divergence is estimated at tokens that the policy has sampled",
-        "use null",
     )
 
 
@@ -213,8 +127,6 @@ def _reward_rules(config: Config) -> Iterator[_Rule]:
                 "scores of different weights cannot be compared",
                 "use equal reward weights for all agents",
             )
-    for setting, rule, remedy in buffer_dependent_scores(config.reward):
-        yield True, setting, f"it {rule}", f"use {remedy}"
 
 
 def _check_equal_prompts(first: str, its: AgentConfig, name: str, own: AgentConfig) -> Iterator[ConfigError]:

@@ -7,11 +7,9 @@ from importlib.util import find_spec
 from math import prod
 from urllib.parse import urlsplit
 
-from ippo_cli.config.credit import needs_replays, samples_alternatives
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.model_args import quantization_args
 from ippo_cli.config.schema import (
-    Advantage,
     AgentConfig,
     AlgorithmConfig,
     Config,
@@ -205,28 +203,6 @@ def check_ahead(config: Config) -> Iterator[ConfigError]:
             setting,
             "needs engines that sample while the ranks train, and those of rollout.vllm.mode=colocate sleep then",
             "set rollout.vllm.mode=server, or use 0",
-        )
-    if config.team.opponent_pool.every:
-        yield ConfigError(
-            setting, "does not support earlier policies as opponents", "set team.opponent_pool.every=0, or use 0"
-        )
-    if needs_replays(config) or samples_alternatives(config):
-        yield ConfigError(
-            setting,
-            "does not support credit from replays, which need the weights that the episodes were sampled with",
-            "use reward.credit_assignment=leave_out or none with reward.measure_credit_every=0, or rollout.ahead=0",
-        )
-    if config.algorithm.advantage is Advantage.greedy_baseline:
-        yield ConfigError(
-            setting,
-            "does not support algorithm.advantage=greedy_baseline, which needs greedy responses of the same weights",
-            "use another advantage, or 0",
-        )
-    if config.algorithm.advantage is Advantage.monte_carlo:
-        yield ConfigError(
-            setting,
-            "does not support algorithm.advantage=monte_carlo: continuations would have other weights than episodes",
-            "use another advantage, or 0",
         )
     if config.reward.reward_batch_rows:
         yield ConfigError(

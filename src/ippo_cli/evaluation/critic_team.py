@@ -14,7 +14,7 @@ from ippo_cli.agents.team import Team
 from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import agents_by_base, base_by_policy
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights
-from ippo_cli.training.algorithm_state import AlgorithmState
+from ippo_cli.runs.checkpoint_files import read_method_states
 from ippo_cli.training.checkpoint import INITIAL, REFERENCE_FOLDER
 from ippo_cli.training.targets import Algorithm
 
@@ -29,7 +29,8 @@ def load_critic_team(
     team = build_team(config, initial, device, saved, trains=False)
     algorithm = Algorithm.from_config(config, config.evaluation.seed)
     if saved is not None:
-        algorithm.state = AlgorithmState.from_saved(json.loads((saved / "state.json").read_text()))
+        stored = json.loads((saved / "state.json").read_text())
+        algorithm.restore_state(stored["kl_coef"], read_method_states(saved))
         for holder, agent in team.updated_references(int(weights.metadata["iteration"])).items():
             if agent.reference is not None:
                 agent.reference.load_saved(saved / holder / REFERENCE_FOLDER)

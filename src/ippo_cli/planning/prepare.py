@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from ippo_cli.algorithms.user_advantages import load_estimator
+from ippo_cli.algorithms.user_advantages import UserEstimator, try_estimator
+from ippo_cli.algorithms.user_objectives import build_user_loss, try_loss
 from ippo_cli.config.batch_sizes import BatchSizes, compute_batch_sizes
 from ippo_cli.config.config_warnings import eval_size_warning
 from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.needs import check_own_needs
 from ippo_cli.config.packages import lacks_reward_package
 from ippo_cli.config.schema import Config, Mode
 from ippo_cli.engine import distributed
@@ -119,8 +121,7 @@ def prepare(
     `device`: `cpu` or `cuda`. `weights`: the initial weights by policy; see `read_model_specs`. `report`: receives
     lines about excluded rows.
     """
-    if config.algorithm.advantage_function is not None:
-        load_estimator(config.algorithm.advantage_function)  # an error is raised before a model is read
+    check_user_methods(config)
     specs = read_model_specs(config, task, weights)
     check_engine_models(config, specs.shapes, device)
     task, excluded = drop_too_long_rows(config, task, specs)
@@ -151,6 +152,17 @@ def prepare(
         disk_bytes=disk_bytes,
         warnings=startup_warnings(config, batch_sizes, task) | prompt_warnings(config, specs) | dict(specs.warnings),
     )
+
+
+def check_user_methods(config: Config) -> None:
+    """Load and try the estimator and the loss of a user. Raises `ConfigError` before a model is read."""
+    if config.algorithm.advantage_function is not None:
+        estimator = UserEstimator(config.algorithm)
+        check_own_needs(config, estimator.setting, getattr(estimator.component, "needs", ()))
+        try_estimator(estimator)
+    if (loss := build_user_loss(config.algorithm)) is not None:
+        check_own_needs(config, loss.setting, getattr(loss.component, "needs", ()))
+        try_loss(loss)
 
 
 def _load_held_out_task(config: Config, warn: Report) -> Task:

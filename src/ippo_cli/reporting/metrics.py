@@ -77,6 +77,7 @@ METRICS: dict[str, str] = {
     "<agent>/targets/role_baseline": "algorithm.advantage=role_baseline: running mean of the agent's returns "
     "after this iteration",
     "<agent>/<role>/targets/role_baseline": "several roles: of the returns in that role",
+    "targets/advantage/<part>": "a number of the metrics() of a class in algorithm.advantage_function",
     "<agent>/targets/advantage_std": "standard deviation of the advantages over trained action tokens",
     "<agent>/targets/zero_advantage_fraction": "fraction of responses with zero advantages (groups of equal scores)",
     "<agent>/targets/resampled_fraction": "fraction of responses drawn at least once; 1 without algorithm.reweight",
@@ -113,6 +114,7 @@ METRICS: dict[str, str] = {
     "numerical noise: below 1e-4 in float32, for single tokens up to 0.6 in bf16",
     "<learner>/policy/clip_fraction": "fraction of tokens outside of the clip range, on either side; with "
     "algorithm.objective=mask: of masked tokens",
+    "<learner>/policy/objective/<part>": "mean per token of a statistic of algorithm.objective=path.py:name",
     "<learner>/policy/grad_norm": "mean gradient norm before clipping",
     "<learner>/policy/grad_norm_spikes": "optimizer steps with a gradient norm above 3 times the median of "
     "the 50 steps before",

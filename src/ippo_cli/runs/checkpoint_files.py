@@ -17,6 +17,11 @@ from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import MANIFEST, VISIBILITY_TIMEOUT_S, list_checkpoints, write_atomically
 from ippo_cli.runs.output import print_text
 
+METHODS_FILE = "methods.json"
+# Until version 0.1, states of methods were keys of state.json, and one had a file.
+EARLIER_KEYS = {"role_baselines": "role_baseline", "recent_scores": "cross_agent", "partners": "opponent_pool"}
+EARLIER_FILES = {"curriculum.json": "curriculum"}
+
 FileManifest = dict[str, dict[str, Any]]
 """`bytes` and `sha256` by file name relative to the checkpoint."""
 
@@ -148,3 +153,15 @@ def fsync_folders(root: Path, files: Iterable[str]) -> None:
 def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_method_states(checkpoint: Path) -> dict[str, Any]:
+    """The states of a checkpoint's methods by name, also of the layout of earlier versions."""
+    if (file := checkpoint / METHODS_FILE).is_file():
+        return json.loads(file.read_text())
+    stored = json.loads((checkpoint / "state.json").read_text())
+    states = {name: stored[key] for key, name in EARLIER_KEYS.items() if key in stored}
+    files = {name: checkpoint / key for key, name in EARLIER_FILES.items()}
+    states |= {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
+    is_empty = {name: all(value in ([], {}) for value in state.values()) for name, state in states.items()}
+    return {name: state for name, state in states.items() if not is_empty[name]}

@@ -118,9 +118,11 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
     checkpoints = _build_checkpoint_manager(context, prepared)
     checkpoint = _find_checkpoint(context, prepared, checkpoints)
     state = _build_state(context, weights, checkpoint)
-    state.curriculum = prepared.schedule.curriculum
     fault_point("init")
-    methods = build_methods(context.config, context.folder, state, context.device)
+    methods = build_methods(
+        context.config, context.folder, state.algorithm, prepared.schedule.curriculum, context.device
+    )
+    state.methods = methods
     if checkpoint is not None:
         _restore(context, state, methods, checkpoints, checkpoint)
     _record_start(context, state, has_optimizers=checkpoint is None or has_optimizers(checkpoint))

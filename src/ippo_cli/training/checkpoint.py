@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,14 @@ from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.background_collection import EpisodeCollection
 from ippo_cli.rollout.episode_file import write_collection
 from ippo_cli.runs.checkpoint_files import (
+    METHODS_FILE,
     FileManifest,
     await_files,
     commit_checkpoint,
     find_damage,
     fsync_folder,
     list_files,
+    read_method_states,
     read_pointer,
     warn_damaged_checkpoint,
     write_pointer,
@@ -49,15 +51,12 @@ from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import check_world_size, checkpoint_name, list_checkpoints, print_warning
 from ippo_cli.runs.metric_names import present_metric_name
 from ippo_cli.runs.random_streams import restore_rng
-from ippo_cli.tasks.curriculum import Curriculum
-from ippo_cli.training.algorithm_state import AlgorithmState
-from ippo_cli.training.methods.opponents import PoolState
+from ippo_cli.training.methods.method import Method
 from ippo_cli.training.targets import Algorithm
 
 SCHEMA_VERSION = 2
 MAX_FAILURES_IN_A_ROW = 3
 REFERENCE_FOLDER = "reference"  # in an agent's weights folder: its KL reference, if the reference was updated
-CURRICULUM_FILE = "curriculum.json"  # success rates of prompts
 INITIAL = "initial"  # value of `best.json` while no iteration is better than the initial weights
 
 
@@ -89,9 +88,12 @@ class TrainingState:
     progress: TrainingProgress
     run: RunState
     rng: dict[str, Any]  # this rank's global random streams at `progress`
-    pool: PoolState = field(default_factory=PoolState)  # opponent pool; empty if the run has none
-    curriculum: Curriculum | None = None  # success rates of prompts; None if the run has no curriculum
+    methods: Sequence[Method] = ()
     collection: EpisodeCollection | None = None  # of the next iteration's episodes; saved when it has ended
+
+    def method_states(self) -> dict[str, Any]:
+        """The states of methods and of parts of targets, by name."""
+        return {**self.algorithm.state.methods, **{own.name: own.state_dict() for own in self.methods if own.name}}
 
 
 class CheckpointManager:
@@ -229,14 +231,16 @@ class CheckpointManager:
             learner.consecutive_skips = stored["skipped_in_a_row"][learner.name][learner.stage]
             # Earlier versions store no gradient norms.
             learner.grad_norms = GradNorms(stored.get("grad_norms", {}).get(learner.name, {}).get(learner.stage, ()))
+            learner.load_loss_state(stored.get("losses", {}).get(learner.name, {}).get(learner.stage, {}))
             if learner.return_moments is not None:
                 moments = stored["return_moments"][learner.name][learner.stage]
                 learner.set_return_moments(ReturnMoments(**moments))
-        state.algorithm.state = AlgorithmState.from_saved(stored)
+        methods = read_method_states(folder)
+        state.algorithm.restore_state(stored["kl_coef"], methods)
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
-        state.pool.load_state_dict(stored["partners"])
-        if state.curriculum is not None:
-            state.curriculum.load_state_dict(json.loads((folder / CURRICULUM_FILE).read_text()))
+        for method in state.methods:
+            if method.name in methods:
+                method.load_state_dict(methods[method.name])
         state.progress = TrainingProgress.from_saved(stored["progress"])
         for key, value in stored["run"].items():
             setattr(state.run, key, value)
@@ -290,9 +294,8 @@ class CheckpointManager:
             if distributed.is_main():
                 written.append(temporary / "state.json")
                 written[-1].write_text(json.dumps(_state_dict(state), indent=1))
-                if state.curriculum is not None:
-                    written.append(temporary / CURRICULUM_FILE)
-                    written[-1].write_text(json.dumps(state.curriculum.state_dict()))
+                written.append(temporary / METHODS_FILE)
+                written[-1].write_text(json.dumps(state.method_states()))
         listed: FileManifest = {}
         if not failures:
             with collect_failures(failures):
@@ -390,14 +393,14 @@ def _state_dict(state: TrainingState) -> dict[str, Any]:
         "world_size": distributed.world_size(),
         "ranks": _by_stage(state.team, lambda learner: list(learner.group.ranks)),
         "progress": asdict(state.progress),
-        **state.algorithm.state.to_saved(),
+        "kl_coef": dict(state.algorithm.state.kl_coef),
         "score_moments": {name: asdict(moments) for name, moments in state.moments.items()},
         "return_moments": _by_stage(
             state.team, lambda learner: None if learner.return_moments is None else asdict(learner.return_moments)
         ),
         "skipped_in_a_row": _by_stage(state.team, lambda learner: learner.consecutive_skips),
+        "losses": _by_stage(state.team, lambda learner: learner.loss_state()),
         "grad_norms": _by_stage(state.team, lambda learner: learner.grad_norms.recent),
-        "partners": state.pool.state_dict(),
         "run": {
             "evaluation": state.run.evaluation,
             "iterations": state.run.iterations,

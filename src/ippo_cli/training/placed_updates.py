@@ -12,6 +12,7 @@ from ippo_cli.agents.learner import Learner
 from ippo_cli.agents.routing import share_rows
 from ippo_cli.agents.team import Team
 from ippo_cli.engine import distributed
+from ippo_cli.training.methods.method import Method
 from ippo_cli.training.update import UpdateStats, update_learner
 from ippo_cli.types import CriticView, Experience, Rollout, StepContext, Targets
 
@@ -34,6 +35,7 @@ class PlacedUpdates:
     turns: Mapping[str, int]  # by agent, the number of first turns with metrics
     show_phase: Callable[[str], None]
     shared: Mapping[str, Mapping[str, Targets]] = field(default_factory=dict)  # by agent and author of shared rows
+    methods: Sequence[Method] = ()
     stats: dict[int, UpdateStats] = field(default_factory=dict)  # by learner; empty on ranks that do not hold it
     rows: dict[int, LearnerRows] = field(default_factory=dict)  # by learner: its shared rows
 
@@ -76,12 +78,21 @@ class PlacedUpdates:
         if not learner.group.is_member:
             return
         with nullcontext() if learner.group.is_world else learner.group.activate():
+            if not is_resting and learner.objective.is_active(self.context):
+                for method in self.methods:
+                    self.stats[id(learner)] |= method.before_update(learner, rows.targets)
             self.stats[id(learner)] |= update_learner(
                 learner, rows.rollouts, rows.targets, self.context, rows.views, turns=self.turns, is_resting=is_resting
             )
 
     def collect_stats(self) -> list[UpdateStats]:
-        """The metrics of every learner, on every rank. Collective."""
+        """The metrics of every learner, on every rank, which learners then observe. Collective."""
+        found = self._gather_stats()
+        for learner, stats in zip(self.team.learners, found, strict=True):
+            learner.observe(stats)
+        return found
+
+    def _gather_stats(self) -> list[UpdateStats]:
         own = [
             (self.stats[id(learner)], learner.consecutive_skips, learner.grad_norms.recent, learner.return_moments)
             for learner in self.team.learners

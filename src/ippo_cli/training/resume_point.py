@@ -24,7 +24,7 @@ class ResumePoint:
         self._algorithm_state = state.algorithm.state
         self._run = copy.deepcopy(state.run)
         self._collection = state.collection
-        self._pool = copy.deepcopy(state.pool.state_dict())
+        self._methods = [copy.deepcopy(method.state_dict()) for method in state.methods]
         self.has_changed_weights = False
 
     @property
@@ -38,5 +38,6 @@ class ResumePoint:
         state = self._state
         state.progress, state.moments = replace(self._progress), copy.deepcopy(self._moments)
         state.algorithm.state, state.collection = self._algorithm_state, self._collection
-        state.pool.load_state_dict(self._pool)
+        for method, stored in zip(state.methods, self._methods, strict=True):
+            method.load_state_dict(copy.deepcopy(stored))
         state.run.evaluation, state.run.iterations = copy.deepcopy(self._run.evaluation), self._run.iterations

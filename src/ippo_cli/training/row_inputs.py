@@ -10,28 +10,11 @@ import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.algorithms.inputs import AdvantageInputs
+from ippo_cli.algorithms.inputs import AdvantageInputs, Source
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import disagreement_limits
-from ippo_cli.types import Experience, Rollout
 
 T = TypeVar("T")
-
-
-class Source(NamedTuple):
-    """Rows that an agent is trained on, by their author."""
-
-    agent: str
-    author: str
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether another agent has sampled them."""
-        return self.agent != self.author
-
-    def select_rollout(self, experience: Experience) -> Rollout:
-        """The rows, with the agent's log-probabilities."""
-        return experience.shared[self.agent][self.author] if self.is_shared else experience.rollouts[self.agent]
 
 
 def group_by_author(rows: Mapping[Source, T]) -> dict[str, dict[str, T]]:
@@ -55,7 +38,6 @@ class RowInputs:
     ref_logprobs: Tensor  # [B, R]
     score: Tensor  # [B, K], penalties of truncation included
     next_kl_coef: float
-    next_baselines: Mapping[str, float]  # of the agent's roles
 
 
 class RowMasks(NamedTuple):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.algorithms.advantages import compute_advantages, row_scores, substitute_final_values, turn_values
+from ippo_cli.algorithms.advantages import substitute_final_values, turn_values
 from ippo_cli.algorithms.behavior import row_weights
-from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.algorithms.resampling import draw_sample_counts
 from ippo_cli.config.schema import (
     Advantage,
@@ -35,9 +37,8 @@ from ippo_cli.formulas import (
     turn_ends,
 )
 from ippo_cli.training.algorithm_state import AlgorithmState
-from ippo_cli.training.capabilities import add_scores, capability_ratio
-from ippo_cli.training.methods.role_baselines import compute_role_baselines
-from ippo_cli.training.row_inputs import DisagreementMasks, RowInputs, RowMasks, Source
+from ippo_cli.training.methods.registry import build_estimator, build_parts
+from ippo_cli.training.row_inputs import DisagreementMasks, RowInputs, RowMasks
 from ippo_cli.types import CriticView, Experience, Rollout, Scores, Targets
 
 
@@ -51,6 +52,10 @@ class Algorithm:
     token_limits: Mapping[str, int] = field(default_factory=dict)  # by agent: of a response; for soft_penalty
     state: AlgorithmState = field(default_factory=AlgorithmState)  # from earlier buffers
     only_returns: bool = False  # the reference is read for the KL term of the reward only
+
+    def __post_init__(self) -> None:
+        self.estimator = build_estimator(self.config)
+        self.parts = [self.estimator, *build_parts(self.config)]
 
     @classmethod
     def from_config(cls, config: Config, seed: int) -> Algorithm:
@@ -82,10 +87,17 @@ class Algorithm:
             return self
         return replace(self, config=replace(self.config, truncation=Truncation.mask))
 
-    @property
-    def needs_greedy(self) -> bool:
-        """Whether the experience must include scored greedy responses to the same prompts."""
-        return self.config.advantage is Advantage.greedy_baseline
+    def restore_state(self, kl_coef: Mapping[str, float], methods: Mapping[str, Any]) -> None:
+        """Restore the state from a checkpoint; states of other methods are ignored."""
+        own = {part.name: methods[part.name] for part in self.parts if methods.get(part.name)}
+        self.state = AlgorithmState(kl_coef=kl_coef, methods=own)
+
+    def part_metrics(self, state: AlgorithmState) -> dict[str, float]:
+        """Metrics of the parts of targets from the state after an iteration."""
+        row: dict[str, float] = {}
+        for part in self.parts:
+            row |= part.metrics(state.methods.get(part.name, {}))
+        return row
 
     def active_kl_coefs(self, agents: Mapping[str, Agent]) -> dict[str, float | None]:
         """The KL coefficient of the reward by agent; None for an agent without a reference."""
@@ -105,7 +117,7 @@ class Algorithm:
     ) -> tuple[dict[str, Targets], AlgorithmState]:
         """Each agent's targets, and the state for the next buffer.
 
-        They follow from the agent's own rows and scores only, unless `normalization_scope=team` or `share_rollouts`.
+        They follow from the agent's own rows and scores only, unless `normalization_scope=team` or agents share rows.
         With `credit=auto`, agents that share a policy or critic all use turns as actions if any of them does.
         `after_agent` is called on all ranks after each agent, and may raise. Collective.
         """
@@ -128,8 +140,15 @@ class Algorithm:
                 inputs[source] = self._prepare_rows(agent, source, name in by_turn, experience)
                 if after_agent is not None:
                     after_agent()
-        compared = [[source for source in inputs if source.agent == name] for name in experience.shared]
-        outputs = compute_advantages({source: own.advantage for source, own in inputs.items()}, self.config, compared)
+        outputs, estimator_state = self.estimator.estimate(
+            {source: own.advantage for source, own in inputs.items()},
+            experience,
+            self.state.methods.get(self.estimator.name, {}),
+        )
+        states = {self.estimator.name: estimator_state}
+        for part in self.parts:
+            known = states.get(part.name, self.state.methods.get(part.name, {}))
+            states[part.name] = part.next_state(experience, known)
         masks = {source: self._build_masks(own, outputs[source], experience) for source, own in inputs.items()}
         moments = self._compute_moments(outputs, masks)
         targets = {
@@ -138,12 +157,9 @@ class Algorithm:
             )
             for source, own in inputs.items()
         }
-        own_inputs = {source.agent: own for source, own in inputs.items() if not source.is_shared}
-        window = self.config.cross_agent.capability_window
         return targets, AlgorithmState(
-            kl_coef={name: own.next_kl_coef for name, own in own_inputs.items()},
-            role_baselines={key: number for own in own_inputs.values() for key, number in own.next_baselines.items()},
-            recent_scores={} if window is None else add_scores(self.state.recent_scores, experience.scores, window),
+            kl_coef={source.agent: own.next_kl_coef for source, own in inputs.items() if not source.is_shared},
+            methods={name: state for name, state in states.items() if state},
         )
 
     def agents_with_turn_actions(self, agents: Mapping[str, Agent], rollouts: Mapping[str, Rollout]) -> set[str]:
@@ -155,20 +171,13 @@ class Algorithm:
         """What the advantages and targets of an agent's rows are computed from. Collective."""
         rollout, scores = source.select_rollout(experience), experience.scores[source.author]
         mask, view = rollout.response_mask, experience.views.get(agent.name)
-        state_values = experience.state_values.get(agent.name)
         values, final_values, value_std = self._compute_values(agent, by_turn, rollout, view)
-        if state_values is not None:
-            values = state_values.values
         # Shared rows have no KL term that is estimated at their tokens.
         skips_reference = source.is_shared or (self.only_returns and not self.config.kl.reward.coef)
         ref_logprobs = rollout.logprobs if skips_reference else agent.ref_logprobs(rollout)
         score = self._penalize_truncation(scores.score, rollout, agent.name)
         kl_penalty, next_coef = self._compute_kl_penalty(agent, rollout, ref_logprobs)
         rewards = place_scores(score, mask, rollout.turn) - kl_penalty
-        baseline, valid = torch.zeros_like(final_values), scores.valid
-        if (greedy := experience.greedy.get(agent.name)) is not None:
-            greedy_score = self._penalize_truncation(greedy[1].score, greedy[0], agent.name)
-            baseline, valid = greedy_score.sum(dim=1), valid & greedy[1].valid
         advantage = AdvantageInputs(
             rewards=self._bootstrap_truncated(rewards, final_values, rollout),
             values=values,
@@ -176,24 +185,14 @@ class Algorithm:
             turn=rollout.turn,
             is_by_turn=by_turn,
             group=experience.batch.index.to(mask.device) // self.num_generations,
-            starts=torch.zeros_like(mask) if state_values is None else state_values.starts,
-            baseline=baseline,
-            valid=valid,
-            turn_groups=experience.turn_groups.get(agent.name),
-            capability=capability_ratio(self.state.recent_scores, source.agent, source.author),
+            starts=torch.zeros_like(mask),
+            baseline=torch.zeros_like(final_values),
+            valid=scores.valid,
         )
-        next_baselines: dict[str, float] = {}
-        if self.config.advantage is Advantage.role_baseline:
-            assert self.config.role_baseline_decay is not None
-            baseline, next_baselines = compute_role_baselines(
-                agent.name,
-                [episode.roles.get(agent.name, "") for episode in experience.episodes],
-                row_scores(advantage),
-                valid,
-                self.state.role_baselines,
-                self.config.role_baseline_decay,
-            )
-            advantage = replace(advantage, baseline=baseline)
+        penalize = partial(self._penalize_truncation, agent=agent.name)
+        for part in self.parts:
+            known = self.state.methods.get(part.name, {})
+            advantage = part.prepare(advantage, source, experience, known, penalize)
         return RowInputs(
             source=source,
             advantage=advantage,
@@ -203,7 +202,6 @@ class Algorithm:
             ref_logprobs=ref_logprobs,
             score=score,
             next_kl_coef=next_coef,
-            next_baselines=next_baselines,
         )
 
     def _build_masks(self, inputs: RowInputs, outputs: AdvantageOutputs, experience: Experience) -> RowMasks:
@@ -258,8 +256,9 @@ class Algorithm:
         if moments is not None:
             advantages = masked_whiten(advantages, masks.loss, moments=moments)
         value_mask = masks.actions if config.value_unit is ValueUnit.turn else masks.loss
+        for part in self.parts:
+            advantages = part.weigh(advantages, inputs.advantage, source)
         if source.is_shared:
-            advantages = advantages / inputs.advantage.capability  # HACPO: responses of abler agents count more
             value_mask = torch.zeros_like(value_mask)
         return Targets(
             rewards=inputs.rewards,

@@ -38,7 +38,6 @@ from ippo_cli.training.experience import CollectResult, ExperienceCollector
 from ippo_cli.training.experience_warnings import experience_warnings
 from ippo_cli.training.methods.method import Method, Outcome
 from ippo_cli.training.resume_point import ResumePoint
-from ippo_cli.training.return_normalization import start_normalization
 from ippo_cli.training.row_inputs import group_by_author
 from ippo_cli.training.team_update import update_team
 from ippo_cli.training.training_samples import buffer_distributions, training_samples
@@ -161,7 +160,8 @@ class Trainer:
         self._warn_about_experience(collected, iteration)
         with clock("targets"):
             fault_point("targets")
-            start_normalization(team, experience.scores)
+            for method in self.methods:
+                method.prepare_values(team, experience)
             all_targets, next_state = algorithm.compute_all_targets(
                 team, experience, after_agent=self.preemption.raise_if_any_rank_requested
             )
@@ -171,7 +171,18 @@ class Trainer:
         with clock("update"):
             turns = logged_turn_counts(team, experience.episodes, self.max_turns, self.config.tracker.turns)
             shared = group_by_author(all_targets)
-            stats = update_team(team, experience, targets, self.config, context, turns, self.console.show_phase, shared)
+            show_phase = self.console.show_phase
+            stats = update_team(
+                team,
+                experience,
+                targets,
+                self.config,
+                context,
+                turns,
+                show_phase,
+                shared=shared,
+                methods=self.methods,
+            )
             team.update_references(iteration + 1)
         if collected.following is not None and updates_in_flight(self.config):
             with clock("rollout"):
@@ -187,6 +198,7 @@ class Trainer:
         )
         for method in self.methods:
             row |= method.metrics(outcome)
+        row |= algorithm.part_metrics(next_state)
         self._commit(collected, outcome, row)
         return experience, targets
 

@@ -16,7 +16,6 @@ from ippo_cli.reporting.accumulator import MetricAccumulator
 from ippo_cli.reporting.iteration_metrics import add_prefix
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.training.minibatches import OptimizerStep, iterate_steps
-from ippo_cli.training.return_normalization import update_normalization
 from ippo_cli.types import CriticView, Rollout, StepContext, Targets
 
 MAX_SKIPPED_IN_A_ROW = 5
@@ -45,7 +44,6 @@ def update_learner(
         is_named = learner.member is None or not learner.member.index  # metrics by agent are those of the first critic
         accumulator = MetricAccumulator.for_learner(learner.name, learner.agent_names, turns if is_named else {})
         with record_function(f"ippo/update/{learner.name} {learner.stage}"):
-            stats |= update_normalization(learner, targets)
             steps = iterate_steps(learner, rollouts, targets, context, views)
             step_stats = _run_steps(learner, steps, context, accumulator)
             stats |= add_prefix(f"{learner.name}/{learner.stage}", step_stats) | accumulator.means()

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,6 +45,90 @@ def load_function(name: str, key: str = "reward.function") -> Callable[..., Any]
         callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ConfigError(setting, f"names no function in {location}", "it has: " + " ".join(sorted(callables)))
     return function
+
+
+def load_component(name: str, key: str, args: Mapping[str, Any], group: str) -> Callable[..., Any]:
+    """A user's function with keyword arguments, or an instance of a class with its `Keys`.
+
+    `name`: `path.py:name`, `module:name`, or an entry point of `group`. `args`: values of keyword-only parameters of
+    the function, or of the fields of the dataclass `Keys` of the class. Raises `ConfigError`.
+    """
+    setting = f"{key}={name}"
+    found: Any = (
+        load_function(name, key) if ":" in name or name.endswith(".py") else _load_entry_point(name, setting, group)
+    )
+    is_class = inspect.isclass(found)
+    keys_of = getattr(found, "Keys", None) if is_class else None
+    known = _list_keys(found, keys_of)
+    build: Callable[..., Any] = found
+    args_key = f"{key.removesuffix('_function')}_args"
+    for unknown in args.keys() - known:
+        remedy = f"use one of {' '.join(sorted(known))}" if known else "remove it"
+        raise ConfigError(f"{args_key}.{unknown}={args[unknown]}", f"is not a key of {setting}", remedy)
+    try:
+        if is_class:
+            return build() if keys_of is None else build(keys_of(**args))
+        return partial(build, **args) if args else build
+    except Exception as error:
+        raise ConfigError(
+            setting, f"cannot be built ({format_user_error(error)})", f"fix the class, or set its keys in {args_key}"
+        ) from error
+
+
+def _list_keys(found: Callable[..., Any], keys_of: Any) -> set[str]:
+    if inspect.isclass(found):
+        return {field.name for field in fields(keys_of)} if is_dataclass(keys_of) else set()
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except ValueError:  # some C functions have no signature
+        return set()
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def check_call(component: Callable[..., Any], setting: str, parameters: Sequence[str]) -> None:
+    """Raise `ConfigError` if a component cannot be called with these parameters in order."""
+    call = component if inspect.isroutine(component) else getattr(component, "__call__", component)  # noqa: B004
+    if inspect.iscoroutinefunction(getattr(call, "func", call)):
+        raise ConfigError(setting, "is async, but calls are not awaited", "use a function without async")
+    try:
+        inspect.signature(component).bind(*[None] * len(parameters))
+    except TypeError as error:
+        raise ConfigError(
+            setting,
+            f"cannot be called as function({', '.join(parameters)}) ({error})",
+            "let it take these arguments",
+        ) from None
+    except ValueError:  # some C functions have no signature
+        pass
+
+
+def read_state(component: Any, setting: str) -> dict[str, Any]:
+    """The state of a component, as a checkpoint stores it; empty without `state_dict` and `load_state_dict`."""
+    methods = [hasattr(component, name) for name in ("state_dict", "load_state_dict")]
+    if any(methods) and not all(methods):
+        raise ConfigError(setting, "has one of state_dict and load_state_dict", "write both, or neither")
+    if not all(methods):
+        return {}
+    try:
+        state = component.state_dict()
+        stored = json.loads(json.dumps(state))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            setting, f"has a state that is not JSON ({error})", "return numbers, texts, lists and mappings"
+        ) from error
+    if not isinstance(stored, dict):
+        raise ConfigError(setting, f"returned {type(state).__name__} as state_dict", "return a mapping")
+    return stored
+
+
+def _load_entry_point(name: str, setting: str, group: str) -> Callable[..., Any]:
+    """What an installed package registers under this name."""
+    for point in entry_points(group=group, name=name):
+        try:
+            return point.load()
+        except Exception as error:
+            raise ConfigError(setting, f"cannot be imported ({format_user_error(error)})", "fix the package") from error
+    raise ConfigError(setting, f"is not an entry point of {group}", "install its package, or use path.py:name")
 
 
 def load_module(location: str, setting: str) -> ModuleType:

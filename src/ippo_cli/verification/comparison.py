@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ippo_cli.runs.checkpoint_files import METHODS_FILE
 from ippo_cli.runs.history import hash_file, hash_text
 from ippo_cli.runs.metric_names import is_measured, present_metric_name
 from ippo_cli.verification.differences import MISSING, Difference, ValueDifference, new_keys, value_differences
@@ -20,7 +21,7 @@ from ippo_cli.verification.recorded import (
 )
 from ippo_cli.verification.selection import Execution
 
-STATE_KEYS = ("kl_coef", "role_baselines", "score_moments", "skipped_in_a_row", "grad_norms", "partners")
+STATE_KEYS = ("kl_coef", "score_moments", "skipped_in_a_row", "grad_norms")
 WEIGHTS = ".safetensors"
 
 
@@ -147,8 +148,12 @@ def _compare_states(recorded: Path, executed: Path, found: Comparison) -> None:
     for key in STATE_KEYS:
         if key in before:
             place = f"checkpoints/{recorded.name}/state.json"
-            values = [_without_tokenizer_settings(state.get(key, MISSING)) for state in (before, now)]
-            _add_first(found, place, key, value_differences(*values))
+            _add_first(found, place, key, value_differences(before[key], now.get(key, MISSING)))
+    place, states = f"checkpoints/{recorded.name}/{METHODS_FILE}", now.get("methods", {})
+    for name, state in before.get("methods", {}).items():
+        if state or states.get(name):
+            values = [_without_tokenizer_settings(one) for one in (state, states.get(name, MISSING))]
+            _add_first(found, place, name, value_differences(*values))
 
 
 def _without_tokenizer_settings(value: Any) -> Any:

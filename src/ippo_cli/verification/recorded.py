@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.runs.checkpoint_files import FileManifest
+from ippo_cli.runs.checkpoint_files import FileManifest, read_method_states
 from ippo_cli.runs.folder import MANIFEST, list_checkpoints
 from ippo_cli.runs.history import HISTORY, HistoryLine, read_history
 from ippo_cli.runs.records import RunRecord
@@ -124,9 +124,11 @@ def read_manifest(checkpoint: Path) -> FileManifest:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The `state.json` of a checkpoint; empty if it cannot be read, which its own check reports."""
+    """The `state.json` of a checkpoint with the states of methods; empty if they cannot be read, which their own
+    check reports.
+    """
     try:
         state = json.loads((checkpoint / "state.json").read_text())
+        return {**state, "methods": read_method_states(checkpoint)} if isinstance(state, dict) else {}
     except (OSError, ValueError):
         return {}
-    return state if isinstance(state, dict) else {}

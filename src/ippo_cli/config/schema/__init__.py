@@ -25,6 +25,7 @@ from ippo_cli.config.schema.actor import (
 )
 from ippo_cli.config.schema.agent import AgentConfig, AgentPromptConfig, PromptConfig, ToolsConfig, build_unset
 from ippo_cli.config.schema.algorithm import (
+    METHODS_GROUP,
     Advantage,
     AlgorithmConfig,
     BehaviorCorrectionConfig,
@@ -56,6 +57,7 @@ from ippo_cli.config.schema.algorithm import (
     ValueStates,
     ValueUnit,
     WeightLevel,
+    has_own_loss,
 )
 from ippo_cli.config.schema.critic import (
     AdapterCriticConfig,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 from ippo_cli.config.constraints import (
     ClipRange,
@@ -15,6 +15,7 @@ from ippo_cli.config.constraints import (
     NonNegativeFloat,
     NonNegativeInt,
     OneOf,
+    OneOfOrCode,
     PositiveFloat,
     PositiveInt,
     Range,
@@ -30,10 +31,10 @@ class Objective(str, Enum):
     mask = "mask"
     cispo = "cispo"
 
-    @property
-    def has_ratio(self) -> bool:
-        """Whether the loss has a probability ratio."""
-        return self is not Objective.on_policy
+
+def has_own_loss(objective: str) -> bool:
+    """Whether an objective is a user's or a package's, and not one of `Objective`."""
+    return objective not in {one.value for one in Objective}
 
 
 class TrustRegion(str, Enum):
@@ -157,6 +158,8 @@ class Truncation(str, Enum):
     none = "none"
 
 
+METHODS_GROUP = "ippo.methods"  # of entry points
+ObjectiveName = Annotated[str, OneOfOrCode(tuple(one.value for one in Objective), METHODS_GROUP)]
 LossAggregation = Annotated[
     str, OneOf(("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"))
 ]
@@ -269,13 +272,16 @@ class StepsConfig:
 class AlgorithmConfig(StepsConfig):
     """Objective, advantages, KL terms and epochs. null: not used by this algorithm."""
 
-    objective: Objective  # on_policy (no ratio) | clip (PPO) | mask (both sides of the range) | cispo (clipped weight)
+    objective: ObjectiveName
+    # on_policy (no ratio) | clip (PPO) | mask (both sides of the range) | cispo (clipped weight) | path.py:name
+    objective_args: dict[str, Any]  # values of the keys of objective=path.py:name; see docs/extend.md
     trust_region: TrustRegion  # what the clip ranges limit: ratio | tv (change of the probability) | kl (two-point KL)
     ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the log-probs that it recorded, before filters)
     advantage: Advantage
     # gae | reward_to_go | group | leave_one_out | greedy_baseline | role_baseline | monte_carlo | turn_group
     # | function | none
-    advantage_function: Name | None  # path.py:function(inputs, config) for advantage=function; see docs/python.md
+    advantage_function: Name | None  # path.py:name for advantage=function: (inputs, config); see docs/extend.md
+    advantage_args: dict[str, Any]  # values of the keys of advantage_function
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
     turn_value: TurnValue | None  # a turn's value: of its first token | mean | final token | post (after the turn)
     value_unit: ValueUnit  # target of the value loss: token (one value per token) | turn (one value per turn)

@@ -68,7 +68,7 @@ def find_large_updates(observations: Observations) -> Outcome:
         ),
         overrides=(
             lower_rate(agent, 10),
-            *(("algorithm.target_kl=0.02",) if config.algorithm.objective.has_ratio else ()),
+            *(("algorithm.target_kl=0.02",) if config.algorithm.objective != Objective.on_policy else ()),
             *(("actor.max_grad_norm=1.0",) if agent.actor.max_grad_norm != 1.0 else ()),
         ),
     )
@@ -189,7 +189,7 @@ def _masked_evidence(config: Config, rows: Sequence[Row], name: str) -> tuple[Ev
     if row is None:
         return ()
     clipped, norm, weights = f"{holder}/policy/clip_fraction", f"{holder}/policy/grad_norm", f"{name}/rollout/ess_ratio"
-    has_no_loss = config.algorithm.objective is Objective.mask or row.get(norm) == 0.0
+    has_no_loss = config.algorithm.objective == Objective.mask or row.get(norm) == 0.0
     masked = [key for key, value in ((clipped, 1.0), (weights, 0.0)) if row.get(key) == value]
     if not masked or not (weights in masked or has_no_loss):
         return ()

@@ -6,29 +6,33 @@ from pathlib import Path
 
 import torch
 
-from ippo_cli.config.schema import Advantage, Config, CreditAssignment
-from ippo_cli.training.checkpoint import TrainingState
+from ippo_cli.config.schema import Advantage, Config, CreditAssignment, UpdateOrder
+from ippo_cli.tasks.curriculum import Curriculum
 from ippo_cli.training.methods.continuations import ContinuationValues
 from ippo_cli.training.methods.credit import CreditMeasurement
 from ippo_cli.training.methods.greedy_baseline import GreedyBaseline
+from ippo_cli.training.methods.happo import SequentialUpdates
 from ippo_cli.training.methods.method import Method
 from ippo_cli.training.methods.opponents import OpponentPool
+from ippo_cli.training.methods.popart import ReturnNormalization
 from ippo_cli.training.methods.refill import Refill
-from ippo_cli.training.methods.role_baselines import RoleBaselines
 from ippo_cli.training.methods.shared_rows import SharedRows
 from ippo_cli.training.methods.turn_groups import TurnCandidates
+from ippo_cli.training.targets import Algorithm
 
 
-def build_methods(config: Config, folder: Path, state: TrainingState, device: torch.device) -> list[Method]:
-    """The methods that a configuration asks for; their states are in `state`, which a checkpoint restores later."""
+def build_methods(
+    config: Config, folder: Path, algorithm: Algorithm, curriculum: Curriculum | None, device: torch.device
+) -> list[Method]:
+    """The methods that a configuration asks for; a checkpoint restores their states later."""
     advantage, reward = config.algorithm.advantage, config.reward
     methods: list[Method] = []
     if config.team.opponent_pool.every:
-        methods.append(OpponentPool(config, folder, state.pool, device))
-    if state.algorithm.needs_greedy:
+        methods.append(OpponentPool(config, folder, device))
+    if advantage is Advantage.greedy_baseline:
         methods.append(GreedyBaseline())
-    if config.rollout.refill_rounds or state.curriculum is not None:
-        methods.append(Refill(config.rollout.refill_rounds, state.curriculum))
+    if config.rollout.refill_rounds or curriculum is not None:
+        methods.append(Refill(config.rollout.refill_rounds, curriculum))
     if config.algorithm.turn_groups.candidates > 1:
         methods.append(TurnCandidates())
     if reward.credit_assignment is not CreditAssignment.none or reward.measure_credit_every:
@@ -36,7 +40,9 @@ def build_methods(config: Config, folder: Path, state: TrainingState, device: to
     if config.team.share_rollouts:
         methods.append(SharedRows(config))
     if advantage is Advantage.monte_carlo:
-        methods.append(ContinuationValues(config, state.algorithm))
-    if advantage is Advantage.role_baseline:
-        methods.append(RoleBaselines())
+        methods.append(ContinuationValues(config, algorithm))
+    if config.team.update_order is UpdateOrder.sequential:
+        methods.append(SequentialUpdates(config))
+    if any(getattr(agent.critic, "popart_beta", None) is not None for agent in config.task.agents.values()):
+        methods.append(ReturnNormalization())
     return methods

@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
+from ippo_cli.algorithms.estimator import Estimator, PenalizeTruncation
+from ippo_cli.algorithms.estimator import State as EstimatorState
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.config.schema import Config, Truncation
 from ippo_cli.engine import distributed
+from ippo_cli.formulas import segment_gae
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rollout.branches import MAX_EPISODES, State
 from ippo_cli.rollout.continuations import collect_continuations, state_key
@@ -133,6 +137,38 @@ class ContinuationValues(Method):
             )
             player.preemption.raise_if_any_rank_requested()
         return torch.cat(returns), num_tokens
+
+
+class MonteCarloEstimator(Estimator):
+    """GAE over the segments between states with a Monte-Carlo value.
+
+    Rows of which the first state has no value are excluded.
+    """
+
+    name = "monte_carlo"
+
+    def prepare(
+        self,
+        inputs: AdvantageInputs,
+        source: Source,
+        experience: Experience,
+        state: EstimatorState,
+        penalize: PenalizeTruncation,
+    ) -> AdvantageInputs:
+        if (found := experience.state_values.get(source.agent)) is None:
+            return inputs
+        return replace(inputs, values=found.values, starts=found.starts)
+
+    def estimate_rows(self, inputs: AdvantageInputs) -> AdvantageOutputs:
+        gamma, gae_lambda = self.config.gamma, self.config.gae_lambda
+        assert gamma is not None
+        assert gae_lambda is not None
+        advantages, returns = segment_gae(
+            inputs.rewards, inputs.values, inputs.mask, inputs.starts, gamma=gamma, gae_lambda=gae_lambda
+        )
+        is_first = inputs.mask & (inputs.mask.cumsum(dim=1) == 1)
+        usable = inputs.valid & (inputs.starts & is_first).any(dim=1)
+        return AdvantageOutputs(advantages=advantages, returns=returns, usable=usable)
 
 
 def assign_states(keys: Sequence[Key], indices: Sequence[int]) -> list[int]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ippo_cli.algorithms.advantages import broadcast_rows, row_scores
+from ippo_cli.algorithms.estimator import Estimator, PenalizeTruncation, State
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.score import score
@@ -39,3 +42,27 @@ class GreedyBaseline(Method):
         rollouts, self._episodes = player.build_rollouts(self._episodes), []
         found = {name: (rows, greedy.scores[name]) for name, rows in rollouts.items()}
         return replace(scored.experience, greedy=found)
+
+
+class GreedyEstimator(Estimator):
+    """The score of each response minus that of the greedy response."""
+
+    name = "greedy_baseline"
+
+    def prepare(
+        self,
+        inputs: AdvantageInputs,
+        source: Source,
+        experience: Experience,
+        state: State,
+        penalize: PenalizeTruncation,
+    ) -> AdvantageInputs:
+        if (greedy := experience.greedy.get(source.agent)) is None:
+            return inputs
+        rollout, scores = greedy
+        baseline = penalize(scores.score, rollout).sum(dim=1)
+        return replace(inputs, baseline=baseline, valid=inputs.valid & scores.valid)
+
+    def estimate_rows(self, inputs: AdvantageInputs) -> AdvantageOutputs:
+        score = row_scores(inputs)
+        return broadcast_rows(inputs, score - inputs.baseline, score, inputs.valid)

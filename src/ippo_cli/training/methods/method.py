@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
+from ippo_cli.agents.learner import Learner
 from ippo_cli.agents.team import Team
+from ippo_cli.algorithms.inputs import Source
 from ippo_cli.config.schema import Config
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.baselines import CreditBaselines
@@ -22,7 +24,6 @@ from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.training.algorithm_state import AlgorithmState
 from ippo_cli.training.reward_calls import RewardCaller, RewardedEpisodes
-from ippo_cli.training.row_inputs import Source
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Targets, Turn
 
 PlayBatch = Callable[[Batch, OnEpisodes | None], list[Episode]]
@@ -123,12 +124,39 @@ class Outcome:
     state_after: AlgorithmState
 
 
+class Correction(Protocol):
+    """Changes the targets of policies that are updated one after another in an iteration."""
+
+    def correct(
+        self, learner: Learner, targets: Mapping[str, Targets], turns: Mapping[str, int]
+    ) -> tuple[Mapping[str, Targets], dict[str, float]]:
+        """The targets of a learner's agents, and metrics; `turns`: by agent, the number of first turns with metrics."""
+        ...
+
+    def before_update(self, team: Team, learner: Learner) -> None:
+        """Called before the update of each policy but the last."""
+        ...
+
+    def after_update(self, team: Team, learner: Learner) -> None:
+        """Called after the update of each policy but the last."""
+        ...
+
+
 class Method:
     """One method of training. Every default does nothing; a method overrides the stages that it takes part in.
 
     All calls are collective, and in the order below. What a method keeps between them belongs to one iteration, except
-    what its state in the checkpoint holds.
+    what `state_dict` holds.
     """
+
+    name: ClassVar[str] = ""  # of its state in checkpoints; empty without one
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that checkpoints store, as values of JSON; equal on all ranks."""
+        return {}
+
+    def load_state_dict(self, stored: Mapping[str, Any]) -> None:
+        """Restore the state."""
 
     def check_resume(self) -> None:
         """Check what a restored state refers to. Raises `ResumeError`."""
@@ -158,6 +186,17 @@ class Method:
     def extend(self, player: Player, scored: ScoredBuffer, clock: Stopwatch) -> Experience:
         """The experience with what this method adds."""
         return scored.experience
+
+    def prepare_values(self, team: Team, experience: Experience) -> None:
+        """Change critics before their values are read for targets."""
+
+    def start_correction(self, experience: Experience, iteration: int) -> Correction | None:
+        """The correction of an iteration's policies, which are then updated one after another; None without one."""
+        return None
+
+    def before_update(self, learner: Learner, targets: Mapping[str, Targets]) -> dict[str, float]:
+        """Change a learner before its update; returns metrics. Collective over the ranks that hold it."""
+        return {}
 
     def metrics(self, outcome: Outcome) -> dict[str, float]:
         """Metrics of the iteration, by full name."""

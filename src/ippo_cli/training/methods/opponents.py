@@ -7,7 +7,6 @@ The seed, the iteration and the available snapshots determine which snapshot pla
 from __future__ import annotations
 
 import copy
-import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,14 @@ from ippo_cli.rollout.collect import OnEpisodes
 from ippo_cli.rollout.generator import SamplingStream
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.sampling import uniforms
-from ippo_cli.runs.checkpoint_files import FileManifest, file_sha256, fsync_folder, fsync_folders, list_files
+from ippo_cli.runs.checkpoint_files import (
+    FileManifest,
+    file_sha256,
+    fsync_folder,
+    fsync_folders,
+    list_files,
+    read_method_states,
+)
 from ippo_cli.runs.folder import checkpoint_name, list_checkpoints
 from ippo_cli.tasks.schedule import rank_range
 from ippo_cli.training.methods.elo import GameResults, count_results, snapshot_name
@@ -93,12 +99,25 @@ def assign_learner(seed: int, iteration: int, prompts: int, share: float, agents
 class OpponentPool(Method):
     """The opponent pool of one run (`team.opponent_pool`)."""
 
-    def __init__(self, config: Config, folder: Path, state: PoolState, device: torch.device) -> None:
+    name = "opponent_pool"
+
+    def __init__(self, config: Config, folder: Path, device: torch.device) -> None:
         self._config, self._folder, self._device = config, folder / "partners", device
-        self._settings, self._state = config.team.opponent_pool, state
+        self._settings, self._state = config.team.opponent_pool, PoolState()
         self._agents_by_policy, self.policy_of_agent = trained_agents_by_policy(config), policy_by_agent(config)
         self._agents = [name for name, agent in config.task.agents.items() if not agent.frozen]
         self._loaded_snapshot: tuple[int, dict[str, FrozenAgent]] | None = None
+
+    @property
+    def snapshots(self) -> list[int]:
+        """The iterations of the pool's snapshots, oldest first."""
+        return list(self._state.snapshots)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state.state_dict()
+
+    def load_state_dict(self, stored: Mapping[str, Any]) -> None:
+        self._state.load_state_dict(stored)
 
     def check_resume(self) -> None:
         """Check the snapshots' hashes. Raises `ResumeError` if a file is missing or changed. Collective."""
@@ -179,7 +198,7 @@ class OpponentPool(Method):
         kept = {checkpoint_name(iteration) for iteration in self._state.snapshots}
         for checkpoint in list_checkpoints(self._folder.parent / "checkpoints"):
             try:
-                stored = json.loads((checkpoint / "state.json").read_text())["partners"]["snapshots"]
+                stored = read_method_states(checkpoint)[self.name]["snapshots"]
             except (OSError, ValueError, KeyError, TypeError):
                 continue
             kept |= {checkpoint_name(iteration) for iteration, _ in stored}

@@ -6,7 +6,7 @@ The scores of all drawn groups are what a curriculum (`tasks/curriculum.py`) lea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,9 +70,18 @@ class RefilledBuffer:
 class Refill(Method):
     """Draws groups until enough of them have a signal (`rollout.refill_rounds`), and reports all of them."""
 
+    name = "curriculum"
+
     def __init__(self, rounds: int, curriculum: Curriculum | None) -> None:
         self._rounds, self._curriculum = rounds, curriculum
         self.candidates: CandidateGroups | None = None  # of the iteration in progress
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._curriculum is None else self._curriculum.state_dict()
+
+    def load_state_dict(self, stored: Mapping[str, Any]) -> None:
+        if self._curriculum is not None:
+            self._curriculum.load_state_dict(stored)
 
     def revise(self, player: Player, buffer: Buffer, clock: Stopwatch) -> Buffer:
         prompts = buffer.prompts

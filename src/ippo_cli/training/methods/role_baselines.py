@@ -7,16 +7,36 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ippo_cli.algorithms.advantages import broadcast_rows, row_scores
+from ippo_cli.algorithms.estimator import Estimator, State
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import role_baseline
-from ippo_cli.training.methods.method import Method, Outcome
+from ippo_cli.types import Experience
 
 
-class RoleBaselines(Method):
-    """Reports the baselines, which are part of the algorithm's state."""
+class RoleEstimator(Estimator):
+    """The score of each response minus the mean of the agent's role; the state has the means by `baseline_key`."""
 
-    def metrics(self, outcome: Outcome) -> dict[str, float]:
-        return {f"{name}/targets/role_baseline": mean for name, mean in outcome.state_after.role_baselines.items()}
+    name = "role_baseline"
+
+    def estimate(
+        self, inputs: Mapping[Source, AdvantageInputs], experience: Experience, state: State
+    ) -> tuple[dict[Source, AdvantageOutputs], State]:
+        decay = self.config.role_baseline_decay
+        assert decay is not None
+        outputs: dict[Source, AdvantageOutputs] = {}
+        after: dict[str, float] = {}
+        for source, own in inputs.items():
+            roles = [episode.roles.get(source.agent, "") for episode in experience.episodes]
+            score = row_scores(own)
+            baseline, baselines = compute_role_baselines(source.agent, roles, score, own.valid, state, decay)
+            outputs[source] = broadcast_rows(own, score - baseline, score, own.valid)
+            after |= baselines
+        return outputs, after
+
+    def metrics(self, state: State) -> dict[str, float]:
+        return {f"{name}/targets/role_baseline": mean for name, mean in state.items()}
 
 
 def compute_role_baselines(

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.behavior import row_weights
+from ippo_cli.algorithms.estimator import PenalizeTruncation, State, TargetPart
+from ippo_cli.algorithms.inputs import AdvantageInputs, Source
 from ippo_cli.config.errors import IppoError
 from ippo_cli.config.schema import AlgorithmConfig, Config
 from ippo_cli.engine import distributed
@@ -17,7 +19,10 @@ from ippo_cli.reporting.iteration_metrics import ratio
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.training.methods.method import Method, Outcome, Player, ScoredBuffer
 from ippo_cli.training.row_inputs import group_by_author
-from ippo_cli.types import Episode, Experience, Rollout, Targets
+from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets
+
+MIN_CAPABILITY = 1e-8
+RATIO_LIMITS = (0.1, 10.0)  # of the released code of HACPO
 
 
 class SharedRows(Method):
@@ -43,8 +48,32 @@ class SharedRows(Method):
 
     def metrics(self, outcome: Outcome) -> dict[str, float]:
         targets = {source.agent: own for source, own in outcome.targets.items() if not source.is_shared}
-        shared, recent = group_by_author(outcome.targets), outcome.state_before.recent_scores
+        shared, recent = group_by_author(outcome.targets), outcome.state_before.methods.get(Capabilities.name, {})
         return shared_metrics(outcome.experience, targets, shared, recent, self._settings) if shared else {}
+
+
+class Capabilities(TargetPart):
+    """Weighs rows by the capabilities of agent and author (HACPO): means of recent scores, which are the state."""
+
+    name = "cross_agent"
+
+    def prepare(
+        self,
+        inputs: AdvantageInputs,
+        source: Source,
+        experience: Experience,
+        state: State,
+        penalize: PenalizeTruncation,
+    ) -> AdvantageInputs:
+        return replace(inputs, capability=capability_ratio(state, source.agent, source.author))
+
+    def weigh(self, advantages: Tensor, inputs: AdvantageInputs, source: Source) -> Tensor:
+        return advantages / inputs.capability if source.is_shared else advantages  # abler agents count more
+
+    def next_state(self, experience: Experience, state: State) -> State:
+        window = self.config.cross_agent.capability_window
+        assert window is not None
+        return add_scores(state, experience.scores, window)
 
 
 def share_rollouts(
@@ -127,3 +156,30 @@ def _sum_rows(rollout: Rollout, targets: Targets, config: AlgorithmConfig) -> Te
     return torch.stack(
         [part.double().sum() for part in ((counts > 0), ratios, counts, weights, is_limited)],
     )
+
+
+def capability_ratio(recent_scores: Mapping[str, Sequence[float]], agent: str, author: str) -> float:
+    """The capability of an agent divided by that of another: the ratio of their mean recent scores, from 0.1 to 10.
+
+    1 before any scores are known. Means of 0 or less count as a very small capability.
+    """
+    own, its = (recent_scores.get(name, ()) for name in (agent, author))
+    if agent == author or not own or not its:
+        return 1.0
+    ability, other = (max(sum(numbers) / len(numbers), MIN_CAPABILITY) for numbers in (own, its))
+    return min(max(ability / other, RATIO_LIMITS[0]), RATIO_LIMITS[1])
+
+
+def add_scores(
+    recent_scores: Mapping[str, Sequence[float]], scores: Mapping[str, Scores], window: int
+) -> dict[str, list[float]]:
+    """The mean scores of each agent in the last `window` iterations, with this one's; the same on all ranks.
+
+    An iteration without any score of an agent is left out. Collective.
+    """
+    result: dict[str, list[float]] = {}
+    for name, own in scores.items():
+        mean, _ = distributed.masked_moments(own.raw.sum(dim=1), own.valid)
+        new = [float(mean)] if distributed.any_rank(bool(own.valid.any())) else []
+        result[name] = [*recent_scores.get(name, ()), *new][-window:]
+    return result

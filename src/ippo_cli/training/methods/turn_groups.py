@@ -10,8 +10,12 @@ import torch
 from torch.nn.functional import pad
 
 from ippo_cli.agents.team import Team
+from ippo_cli.algorithms.estimator import Estimator, PenalizeTruncation
+from ippo_cli.algorithms.estimator import State as EstimatorState
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.config.schema import Config, FollowedCandidate
 from ippo_cli.engine import distributed
+from ippo_cli.formulas import group_normalized
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rollout.branches import BranchEpisodes, State
@@ -97,6 +101,45 @@ class TurnCandidates(Method):
 
     def metrics(self, outcome: Outcome) -> dict[str, float]:
         return {"turn_groups/branch_tokens": float(self._candidates.num_tokens)}
+
+
+class TurnGroupEstimator(Estimator):
+    """Compares each turn's return with those of the other responses to the same state.
+
+    Turns without a usable return are excluded; a turn that remains alone in its group has no advantage.
+    """
+
+    name = "turn_group"
+
+    def prepare(
+        self,
+        inputs: AdvantageInputs,
+        source: Source,
+        experience: Experience,
+        state: EstimatorState,
+        penalize: PenalizeTruncation,
+    ) -> AdvantageInputs:
+        return replace(inputs, turn_groups=experience.turn_groups.get(source.agent))
+
+    def estimate_rows(self, inputs: AdvantageInputs) -> AdvantageOutputs:
+        assert inputs.turn_groups is not None
+        returns, label = inputs.turn_groups.returns, inputs.turn_groups.label
+        usable = (label >= 0) & returns.isfinite() & inputs.valid[:, None]
+        _, slots = torch.unique(label, return_inverse=True)
+        sizes = torch.zeros_like(slots.flatten()).scatter_add(0, slots.flatten(), usable.long().flatten())
+        usable &= sizes[slots] > 1
+        advantages = torch.zeros_like(returns)
+        advantages[usable] = group_normalized(
+            returns[usable], label[usable], scale_by_std=bool(self.config.scale_by_std)
+        )
+        turn = inputs.turn.clamp(min=0)
+        tokens = usable.gather(1, turn) & inputs.mask
+        return AdvantageOutputs(
+            advantages=torch.where(tokens, advantages.gather(1, turn), 0.0),
+            returns=torch.where(tokens, returns.gather(1, turn), 0.0),
+            usable=inputs.valid & usable.any(dim=1),
+            usable_tokens=tokens,
+        )
 
 
 def collect_candidates(

@@ -9,7 +9,18 @@ import torch
 from ippo_cli.agents.learner import Learner
 from ippo_cli.agents.team import Team
 from ippo_cli.formulas import rescale_output
-from ippo_cli.types import Scores, Targets
+from ippo_cli.training.methods.method import Method
+from ippo_cli.types import Experience, Scores, Targets
+
+
+class ReturnNormalization(Method):
+    """Normalises the returns of critics with `critic.popart_beta`; their moments are saved with the critics."""
+
+    def prepare_values(self, team: Team, experience: Experience) -> None:
+        start_normalization(team, experience.scores)
+
+    def before_update(self, learner: Learner, targets: Mapping[str, Targets]) -> dict[str, float]:
+        return update_normalization(learner, targets)
 
 
 def start_normalization(team: Team, scores: Mapping[str, Scores]) -> None:

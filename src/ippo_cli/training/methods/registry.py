@@ -1,0 +1,40 @@
+"""The estimators and other parts of targets by name; each is imported when it is used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from ippo_cli.algorithms.estimator import Estimator, TargetPart
+from ippo_cli.config.schema import AlgorithmConfig
+
+METHODS = "ippo_cli.training.methods"
+ESTIMATORS = {
+    "gae": f"{METHODS}.gae:Gae",
+    "reward_to_go": f"{METHODS}.reward_to_go:RewardToGo",
+    "group": f"{METHODS}.groups:GroupNormalized",
+    "leave_one_out": f"{METHODS}.groups:LeaveOneOut",
+    "greedy_baseline": f"{METHODS}.greedy_baseline:GreedyEstimator",
+    "role_baseline": f"{METHODS}.role_baselines:RoleEstimator",
+    "monte_carlo": f"{METHODS}.continuations:MonteCarloEstimator",
+    "turn_group": f"{METHODS}.turn_groups:TurnGroupEstimator",
+    "function": "ippo_cli.algorithms.user_advantages:UserEstimator",
+    "none": "ippo_cli.algorithms.estimator:Estimator",
+}
+
+
+def build_estimator(config: AlgorithmConfig) -> Estimator:
+    """The estimator of `algorithm.advantage`."""
+    return _load(ESTIMATORS[config.advantage.value])(config)
+
+
+def build_parts(config: AlgorithmConfig) -> list[TargetPart]:
+    """The other parts of targets that a configuration asks for."""
+    if config.cross_agent.capability_window is None:
+        return []
+    return [_load(f"{METHODS}.shared_rows:Capabilities")(config)]
+
+
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
