@@ -62,7 +62,8 @@ def rows(numbers: list[float]) -> torch.Tensor:
 
 
 def test_all_estimators_registered() -> None:
-    config = algorithm(cross_agent=replace(algorithm().cross_agent, capability_window=3))
+    cross_agent = replace(algorithm().cross_agent, capability_window=3)
+    config = algorithm(cross_agent=cross_agent, advantage_function="math:hypot")
     built = {name: build_estimator(replace(config, advantage=name)) for name in Advantage}
     assert {name.value: own.name for name, own in built.items()} == {name: name for name in ESTIMATORS}
     assert [part.name for part in build_parts(config)] == ["cross_agent"]
