@@ -210,13 +210,14 @@ def test_info_is_short(command: Call) -> None:
     assert len(out.splitlines()) <= 24
 
 
-def test_contradicting_report_formats_rejected(command: Call) -> None:
+def test_contradicting_report_formats_rejected(command: Call, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", [])
     for arguments, words in (
         (["format=xml"], "use one of table json csv markdown latex"),
         (["format=csv", "json=true"], "contradicts format=csv"),
         (["json=perhaps"], "is neither true nor false"),
     ):
-        code, out, err = command("ippo-eval", "run=x", *arguments)
+        code, out, err = command("ippo-eval", "run=run", *arguments)
         assert (code, out) == (2, "")
         assert words in err
 

@@ -106,16 +106,35 @@ def test_diagnosis_as_json(call: Call, run: Path) -> None:
     ("arguments", "code", "message"),
     [
         (("missing",), 2, "ippo: missing is not a run;"),
-        (("a", "b"), 2, "names several runs"),
+        (("a", "b"), 2, "a is not a run; use"),
         (("--verbose",), 2, "--verbose is not an option"),
         (("net=true",), 2, "is not an option of this command"),
         (("network=maybe",), 2, "network=maybe is neither true nor false"),
-        ((".", "network=true"), 2, "network=true has no effect on the diagnosis of a run"),
     ],
 )
 def test_errors(arguments: tuple[str, ...], code: int, message: str, call: Call) -> None:
     found, _, error = call(*arguments)
     assert found == code
+    assert message in " ".join(error.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a", "b"), "names several runs"),
+        (("a", "network=true"), "network=true has no effect on the diagnosis of a run"),
+    ],
+)
+def test_contradictions_with_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str, call: Call
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        (folder / "config.yaml").touch()
+        (folder / "overrides.json").touch()
+    code, _, error = call(*arguments)
+    assert code == 2
     assert message in " ".join(error.split())
 
 

@@ -282,7 +282,7 @@ def test_empty_run_list_rejected(ippo_eval: Call) -> None:
         (["critic=maybe"], "critic=maybe is neither true nor false"),
         (["critic_states=9"], "critic_states=9 requires critic=true"),
         (["critic=true", "critic_states=1"], "critic_states=1 is not an integer of at least 2"),
-        (["critic=true", "critic_reference=best"], "critic_reference=best is unknown; use monte_carlo or exact"),
+        (["critic=true", "critic_reference=best"], "critic_reference=best is not known; use one of monte_carlo exact"),
         (["critic=true", "compare=initial"], "compare=initial is another report"),
         (["critic=true", "crossplay=true"], "crossplay=true is another report"),
         (["credit_prompts=9"], "credit_prompts=9 requires credit=true"),
@@ -315,14 +315,14 @@ def test_keys_of_attribution(ippo_eval: Call, run: Path, keys: list[str], messag
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["exploitability=yes"], "exploitability=yes is unknown; use exploitability=true, or exploitability=exact"),
+        (["exploitability=yes"], "exploitability=yes is not known; use one of true false exact"),
         (["exploitability_iterations=3"], "exploitability_iterations=3 is a setting of trained responders"),
         (["exploitability=exact", "exploitability_start=initial"], "exploitability_start=initial is a setting of"),
         (
             ["exploitability=true", "exploitability_iterations=0"],
             "exploitability_iterations=0 is not a positive integer",
         ),
-        (["exploitability=true", "exploitability_start=best"], "exploitability_start=best is unknown"),
+        (["exploitability=true", "exploitability_start=best"], "exploitability_start=best is not known"),
         (["exploitability=true", "crossplay=true"], "crossplay=true is another report"),
         (["exploitability=exact", "attribution=true"], "exploitability=exact is another report"),
         (["exploitability=exact"], "exploitability=exact enumerates the legal actions of an environment"),
