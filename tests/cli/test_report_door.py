@@ -74,8 +74,8 @@ def test_options(call: Call, run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("to=x.html",), "RUN is missing; name a run's folder"),
-        (("{run}", "too=x"), "too=x is not an option of ippo-report; use to=FILE, title=TEXT, --png"),
+        (("to=x.html",), "RUN is missing; use a run's folder"),
+        (("{run}", "too=x"), "too=x is not an option of ippo-report (closest: to); use to=FILE, title=TEXT, --png"),
         (("{run}", "--pdf"), "--pdf is not an option of ippo-report"),
         (("{run}", "to="), "to= is not an option of ippo-report"),
         (("{run}/samples",), "contains no run (run.json)"),

@@ -160,9 +160,9 @@ def test_unknown_flag_exits_with_code_two(tmp_path: Path) -> None:
     assert "Traceback" not in answer.stderr
 
 
-def test_missing_resume_folder_exits_with_code_14(tmp_path: Path) -> None:
+def test_missing_resume_folder_exits_with_code_2(tmp_path: Path) -> None:
     answer = train("resume=/nope", folder=tmp_path)
-    assert answer.returncode == 14
+    assert answer.returncode == 2
     assert answer.stderr.startswith("ippo: resume=/nope")
     assert len(answer.stderr.splitlines()) <= 12
     assert list(tmp_path.iterdir()) == []

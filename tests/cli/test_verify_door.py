@@ -26,7 +26,10 @@ def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     [
         (["a", "b"], "a b is not exactly one run"),
         (["nowhere"], "ippo: nowhere is not a run;"),
-        (["a", "iteration=3"], "iteration=3 is not an option of ippo-verify; use iterations= count= seed= span= to="),
+        (
+            ["a", "iteration=3"],
+            "iteration=3 is not an option of ippo-verify (closest: iterations); use iterations= count= seed= span= to=",
+        ),
         (["a", "iterations=0"], "iterations=0 must be iterations, counted from 1"),
         (["a", "count=-1"], "count=-1 must be a whole number of at least 0"),
         (["a", "iterations=1", "seed=2"], "seed=2 selects random iterations; remove it, or iterations="),

@@ -16,7 +16,7 @@ from ippo_cli.compose.configured import load_run_config
 from ippo_cli.compose.load import compose_node, iter_leaves, load_config, resolve_config, to_yaml
 from ippo_cli.compose.resolvers import RESOLVERS
 from ippo_cli.compose.resume import config_changes, resolve_resume
-from ippo_cli.config.errors import ResumeError
+from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.runs.folder import lock_folder
 
 MakeRun = Callable[..., Path]
@@ -287,9 +287,9 @@ def test_active_run_cannot_be_resumed(run: MakeRun) -> None:
 
 def test_resume_path_without_run(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nothing", ""):
-        with pytest.raises(ResumeError) as raised:
+        with pytest.raises(ConfigError) as raised:
             resolve_resume([f"resume={place}"])
-        assert raised.value.exit_code == 14
+        assert raised.value.exit_code == 2
 
 
 @pytest.mark.parametrize("file", ["config.yaml", "overrides.json"])
