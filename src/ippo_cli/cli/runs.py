@@ -117,8 +117,8 @@ def parse_arguments(
             hint = closest_hint(key, list(options))
             errors.append(ConfigError(text, f"is not an option of this command{hint}", "see --help"))
     checks: list[Check] = [] if filters else [lambda: value_errors(parsed.options)]
-    for folder in parsed.folders if check_folder is not None else ():
-        checks.append(partial(check_folder, str(folder)))
+    if check_folder is not None:
+        checks += [partial(check_folder, str(folder)) for folder in parsed.folders]
     if errors := collect_errors(checks, errors):
         raise combine_errors(errors)
     return parsed
