@@ -265,7 +265,7 @@ def help_keys() -> str:
 
 
 def _add_entry(keys: dict[str, dict[str, Any]], key: str, entry: dict[str, Any], options: list[str]) -> None:
-    """Add what one class of a group's options says of a key; another meaning or other values are listed by option."""
+    """Add the entry of a key; another meaning or other values are listed by option."""
     known = keys.setdefault(key, entry)
     if known is entry:
         entry["options"] = options

@@ -58,7 +58,7 @@ class Unwritable(Adaptive):
     def state_dict(self):
         return {"beta": {1, 2}}
 
-def one(logprobs):
+def narrow(logprobs):
     return logprobs
 
 def scalar(logprobs, old_logprobs, advantages, mask):
@@ -117,7 +117,7 @@ def test_builtin_objectives_need_no_code() -> None:
     ("name", "message"),
     [
         ("nothing", "names no function"),
-        ("one", r"cannot be called as function\(logprobs, old_logprobs, advantages, mask\)"),
+        ("narrow", r"cannot be called as function\(logprobs, old_logprobs, advantages, mask\)"),
         ("later", "is async"),
         ("scalar", r"returned a tensor of shape \[\] as the loss; return a tensor of shape \[B, R\] = \[2, 3\]"),
         ("constant", "returned a loss without a gradient; compute it from logprobs"),
@@ -142,7 +142,7 @@ def test_unknown_keys_are_refused(name: str, keys: str, code: Path) -> None:
 
 def test_keys_of_the_configuration(code: Path) -> None:
     check_config(load_config(["algorithm=ppo", f"algorithm.objective={code}:clip"]), 1)
-    with pytest.raises(ConfigError, match=r"objective_args=.* has no effect: objective=clip has keys of its own"):
+    with pytest.raises(ConfigError, match=r"objective_args=.* has no effect: only a loss of path.py:name has keys"):
         check_config(load_config(["algorithm=ppo", "+algorithm.objective_args={width:0.1}"]), 1)
     with pytest.raises(ConfigError, match=r"is not known; use one of on_policy clip mask cispo, or your own as"):
         check_config(load_config(["algorithm.objective=clop"]), 1)

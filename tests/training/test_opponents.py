@@ -161,6 +161,17 @@ def test_run_with_pool_and_ratings_resumes_exactly(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
+def test_checkpoint_keeps_the_pool_of_a_resume_without_opponents(tmp_path: Path) -> None:
+    config, folder = new_run(tmp_path, *SHORT, *POOL, "num_iterations=2", "checkpoint.every=1")
+    run_training(replace(config, max_iterations_this_run=1), folder, resumed=False)
+    without = replace(config.team, opponent_pool=replace(config.team.opponent_pool, every=0))
+    run_training(replace(config, team=without), folder, resumed=True)
+    states = [json.loads(file.read_text()) for file in sorted(folder.glob("checkpoints/step_*/methods.json"))]
+    assert states[-1]["opponent_pool"] == states[0]["opponent_pool"]
+    assert states[0]["opponent_pool"]["snapshots"]
+
+
+@pytest.mark.slow
 def test_pool_enabled_on_resume_starts_with_current_weights(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *SHORT, *POOL) as trainer:
         trainer.state.progress.iteration = 3  # as after a run without a pool; no snapshot is due

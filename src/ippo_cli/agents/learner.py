@@ -17,6 +17,7 @@ from ippo_cli.agents.grad_norms import GradNorms
 from ippo_cli.algorithms.losses import Loss
 from ippo_cli.algorithms.objectives import PolicyObjective, TrainingObjective, ValueFunction
 from ippo_cli.algorithms.return_moments import ReturnMoments
+from ippo_cli.algorithms.user_objectives import UserLoss
 from ippo_cli.config.schema import OptimizerConfig, Schedule
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.rank_group import RankGroup
@@ -169,20 +170,23 @@ class Learner:
 
     def observe(self, metrics: Mapping[str, float]) -> None:
         """Give the metrics of an iteration, by full name and the same on all ranks, to a user's loss."""
-        if isinstance(self.objective, PolicyObjective) and self.objective.user_loss is not None:
+        if self._user_loss is not None:
             prefix = f"{self.name}/policy/"
             own = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
-            self.objective.user_loss.observe(own)
+            self._user_loss.observe(own)
 
     def loss_state(self) -> dict[str, Any] | None:
         """The state of a user's loss; None without one."""
-        loss = self.objective.user_loss if isinstance(self.objective, PolicyObjective) else None
-        return None if loss is None else loss.state_dict()
+        return None if self._user_loss is None else self._user_loss.state_dict()
 
     def load_loss_state(self, stored: Mapping[str, Any]) -> None:
         """Restore the state of a user's loss."""
-        if isinstance(self.objective, PolicyObjective) and self.objective.user_loss is not None:
-            self.objective.user_loss.load_state_dict(stored)
+        if self._user_loss is not None:
+            self._user_loss.load_state_dict(stored)
+
+    @property
+    def _user_loss(self) -> UserLoss | None:
+        return self.objective.user_loss if isinstance(self.objective, PolicyObjective) else None
 
     def backward(self, losses: Mapping[str, Loss]) -> None:
         """Add the gradients of a micro-batch's losses."""

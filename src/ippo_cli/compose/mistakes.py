@@ -123,7 +123,7 @@ def _normalize_valid(texts: Sequence[str], errors: list[ConfigError]) -> list[st
 def _rule_errors(good: Sequence[str], errors: Sequence[ConfigError], own: Collection[str]) -> list[ConfigError]:
     """Errors of rules for the configuration composed of the valid overrides of a command with the keys `own`.
 
-    A chat has a task of its own, so only rules about its typed keys apply. After other errors only rules about typed
+    A chat has its task, so only rules about its typed keys apply. After other errors only rules about typed
     keys are reported, and none about keys that a mistyped key may mean.
     """
     from ippo_cli.compose.diagnose import config_groups

@@ -215,7 +215,7 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     rows: list[tuple[str, Any, str | None, str | None]] = [
         ("advantage_function", None, unnamed, "algorithm.advantage_function=path.py:function"),
         ("advantage_args", {}, unnamed, None),
-        ("objective_args", {}, None if is_own_loss else f"objective={objective} has keys of its own", None),
+        ("objective_args", {}, None if is_own_loss else "only a loss of path.py:name has keys", None),
         ("credit", Credit.token, scored or segmented, None),
         ("turn_value", None, turned, "first"),
         ("value_unit", ValueUnit.token, turned, None),

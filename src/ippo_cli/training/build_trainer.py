@@ -119,9 +119,7 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
     checkpoint = _find_checkpoint(context, prepared, checkpoints)
     state = _build_state(context, weights, checkpoint)
     fault_point("init")
-    methods = build_methods(
-        context.config, context.folder, state.algorithm, prepared.schedule.curriculum, context.device
-    )
+    methods = build_methods(context.config, context.folder, state.algorithm, prepared.schedule, context.device)
     state.methods = methods
     if checkpoint is not None:
         _restore(context, state, methods, checkpoints, checkpoint)

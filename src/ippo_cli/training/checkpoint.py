@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +89,13 @@ class TrainingState:
     run: RunState
     rng: dict[str, Any]  # this rank's global random streams at `progress`
     methods: Sequence[Method] = ()
+    unused_methods: Mapping[str, Any] = field(default_factory=dict)  # of a checkpoint; a later resume may use them
     collection: EpisodeCollection | None = None  # of the next iteration's episodes; saved when it has ended
 
     def method_states(self) -> dict[str, Any]:
         """The states of methods and of parts of targets, by name."""
-        return {**self.algorithm.state.methods, **{own.name: own.state_dict() for own in self.methods if own.name}}
+        own = {method.name: method.state_dict() for method in self.methods if method.name}
+        return {**self.unused_methods, **self.algorithm.state.methods, **own}
 
 
 class CheckpointManager:
@@ -241,6 +243,8 @@ class CheckpointManager:
         for method in state.methods:
             if method.name in methods:
                 method.load_state_dict(methods[method.name])
+        used = {method.name for method in (*state.methods, *state.algorithm.parts)}
+        state.unused_methods = {name: stored for name, stored in methods.items() if name not in used}
         state.progress = TrainingProgress.from_saved(stored["progress"])
         for key, value in stored["run"].items():
             setattr(state.run, key, value)

@@ -24,7 +24,7 @@ class ResumePoint:
         self._algorithm_state = state.algorithm.state
         self._run = copy.deepcopy(state.run)
         self._collection = state.collection
-        self._methods = [copy.deepcopy(method.state_dict()) for method in state.methods]
+        self._methods = [method.state_dict() for method in state.methods]
         self.has_changed_weights = False
 
     @property

@@ -21,7 +21,7 @@ from ippo_cli.verification.recorded import (
 )
 from ippo_cli.verification.selection import Execution
 
-STATE_KEYS = ("kl_coef", "score_moments", "skipped_in_a_row", "grad_norms")
+STATE_KEYS = ("kl_coef", "score_moments", "skipped_in_a_row", "grad_norms", "losses")
 WEIGHTS = ".safetensors"
 
 

@@ -8,11 +8,12 @@ when a test of it fails: its users have such folders.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "bench"))
+from compare_jobs import train
 
 COMMON = (
     "task.train_size=16",
@@ -54,12 +55,9 @@ JOBS: dict[str, tuple[str, ...]] = {
 }
 
 
-def train(folder: Path, name: str, *overrides: str) -> Path:
+def train_job(folder: Path, name: str, *overrides: str) -> Path:
     """Train in a folder; returns the run's folder."""
-    program = "import sys; from ippo_cli.cli.train import main; sys.argv[0] = 'ippo-train'; main()"
-    arguments = [*overrides, f"name={name}", f"output_dir={folder}"]
-    environment = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
-    subprocess.run([sys.executable, "-c", program, *arguments], env=environment, check=True, cwd=folder)
+    train([*overrides, f"name={name}", f"output_dir={folder}"])
     [found] = (folder / name).iterdir()
     return found
 
@@ -68,8 +66,8 @@ def record_job(job: str, folder: Path) -> Path:
     """Train a job with and without a stop, and pack both; returns the archive."""
     folder.mkdir(parents=True, exist_ok=True)
     overrides = (*JOBS[job], *COMMON, *TINY)
-    stopped = train(folder, "stopped", *overrides, "max_iterations_this_run=1")
-    whole = train(folder, "whole", *overrides)
+    stopped = train_job(folder, "stopped", *overrides, "max_iterations_this_run=1")
+    whole = train_job(folder, "whole", *overrides)
     archive = Path(__file__).parent / f"{job}.tar.xz"
     with tarfile.open(archive, "w:xz") as out:
         out.add(stopped, "run")

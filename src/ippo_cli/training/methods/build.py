@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ippo_cli.config.schema import Advantage, Config, CreditAssignment, UpdateOrder
-from ippo_cli.tasks.curriculum import Curriculum
+from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.training.methods.continuations import ContinuationValues
 from ippo_cli.training.methods.credit import CreditMeasurement
 from ippo_cli.training.methods.greedy_baseline import GreedyBaseline
@@ -22,7 +22,7 @@ from ippo_cli.training.targets import Algorithm
 
 
 def build_methods(
-    config: Config, folder: Path, algorithm: Algorithm, curriculum: Curriculum | None, device: torch.device
+    config: Config, folder: Path, algorithm: Algorithm, schedule: ExampleSchedule, device: torch.device
 ) -> list[Method]:
     """The methods that a configuration asks for; a checkpoint restores their states later."""
     advantage, reward = config.algorithm.advantage, config.reward
@@ -31,8 +31,8 @@ def build_methods(
         methods.append(OpponentPool(config, folder, device))
     if advantage is Advantage.greedy_baseline:
         methods.append(GreedyBaseline())
-    if config.rollout.refill_rounds or curriculum is not None:
-        methods.append(Refill(config.rollout.refill_rounds, curriculum))
+    if config.rollout.refill_rounds or schedule.curriculum is not None:
+        methods.append(Refill(config.rollout.refill_rounds, schedule.curriculum))
     if config.algorithm.turn_groups.candidates > 1:
         methods.append(TurnCandidates())
     if reward.credit_assignment is not CreditAssignment.none or reward.measure_credit_every:

@@ -29,7 +29,7 @@ class LeaveOneOut(Estimator):
         return leave_one_out(score, group)
 
     def list_compared(self, inputs: Mapping[Source, AdvantageInputs]) -> list[list[Source]]:
-        """The sets of rows that have groups in common: those that an agent is trained on."""
+        """The sets of rows that are compared with each other: all rows on which an agent is trained."""
         by_agent: dict[str, list[Source]] = {}
         for source in inputs:
             by_agent.setdefault(source.agent, []).append(source)

@@ -152,7 +152,7 @@ class Method:
     name: ClassVar[str] = ""  # of its state in checkpoints; empty without one
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that checkpoints store, as values of JSON; equal on all ranks."""
+        """The state that checkpoints store, as values of JSON that later changes leave alone; equal on all ranks."""
         return {}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:

@@ -54,8 +54,8 @@ class PoolState:
     games: GameResults = field(default_factory=GameResults)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as JSON-serialisable values."""
-        return {"snapshots": list(self.snapshots.items()), "games": self.games.counts}
+        """The state as JSON-serialisable values, which later changes leave alone."""
+        return {"snapshots": list(self.snapshots.items()), "games": copy.deepcopy(self.games.counts)}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """Restore the state from `state_dict`."""
