@@ -37,7 +37,9 @@ def server(model: Path) -> Iterator[tuple[str, ModelServer]]:
 def load_policy(name: str, url: str, model: Path, **changes: Any) -> ServedPolicy:
     values: dict[str, Any] = {"tokenizer": None, "tokenizer_revision": None, "revision": None, "served_model": None}
     values |= {"context_limit": None, "token_env": None, "start_timeout_s": 5.0, "request_timeout_s": 5.0}
-    actor = ServerActorConfig(kind=ActorKind.server, model=str(model), url=url, **(values | changes))
+    actor = ServerActorConfig(
+        kind=ActorKind.server, model=str(model), chat_template=None, url=url, **(values | changes)
+    )
     return load_served_policy(name, actor, str(model), None)
 
 
