@@ -26,7 +26,6 @@ from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import confidence_intervals, length_summary
 from ippo_cli.evaluation.exclude_trained_rows import exclude_trained_rows
 from ippo_cli.planning.prepare import Purpose, load_task_and_reward
-from ippo_cli.planning.prompts import drops_too_long
 from ippo_cli.planning.served_agents import check_servers
 from ippo_cli.reporting.console import Console, series_by_metric
 from ippo_cli.rewards.contract import (
@@ -187,7 +186,7 @@ class EvaluationTask:
         config = self.config
         tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
         formats = prompt_formats(config.task, config.rollout, tokenizers)
-        if not drops_too_long(config):
+        if not config.task.drops_overlong:
             rows = [(row, self.held_out[row]) for row in self.row_indices]
             check_prompt_lengths(
                 self._first_speakers(formats),
@@ -203,7 +202,7 @@ class EvaluationTask:
 
         Raises `PreflightError` if no row is left.
         """
-        if not drops_too_long(self.config):
+        if not self.config.task.drops_overlong:
             return self
         fitting = set(range(len(self.held_out)))
         for policies, formats in teams:

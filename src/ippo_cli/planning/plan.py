@@ -15,11 +15,8 @@ from ippo_cli.config.packages import missing_packages
 from ippo_cli.config.placement import format_ranks
 from ippo_cli.config.schema import (
     Config,
-    ConversationConfig,
     CreditAssignment,
-    EnvironmentTaskConfig,
     FollowedCandidate,
-    ProgramConfig,
 )
 from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.shared_rollouts import shared_authors
@@ -303,24 +300,22 @@ def _show_episodes(config: Config, specs: ModelSpecs) -> None:
     """Print turns and context per agent; nothing if all agents act once, in parallel."""
     if _is_single_turn(config, specs):
         return
-    is_environment = isinstance(config.task, EnvironmentTaskConfig | ProgramConfig)
+    workers = config.task.episode_workers
     parts = [f"task={config.task.kind}"]
-    if isinstance(config.task, ConversationConfig):
-        parts.append(f"protocol {config.task.protocol}")
-    for key in ("env_id", "dataset", "environment", "program", "command"):
+    for key in ("protocol", "env_id", "dataset", "environment", "program", "command"):
         if (value := getattr(config.task, key, None)) is not None:
-            parts.append(str(value))
+            parts.append(f"protocol {value}" if key == "protocol" else str(value))
     for name, length in specs.lengths.items():
         turns = length.turns
         parts.append(
             f"{name} up to {turns} turn{'' if turns == 1 else 's'}" if turns else f"{name} any number of turns"
         )
-    if isinstance(config.task, EnvironmentTaskConfig | ProgramConfig):
-        parts.append(f"{config.task.num_workers} workers")
+    if workers is not None:
+        parts.append(f"{workers} workers")
     _print_labelled("episodes", ", ".join(parts))
     for name, length in specs.lengths.items():
         again = f", {length.row_tokens} in all turns" if length.row_tokens != length.sequence_tokens else ""
-        basis = "estimated from the preview below" if is_environment else "including other agents' responses"
+        basis = "including other agents' responses" if workers is None else "estimated from the preview below"
         _print_labelled(
             f"{name} context",
             f"{specs.context_limits[name]} tokens, of which an episode uses up to {length.sequence_tokens}{again}; "
@@ -346,7 +341,7 @@ MAX_SHOWN_IDS = 12  # at each end of a prompt with hidden tokens
 def _is_single_turn(config: Config, specs: ModelSpecs) -> bool:
     """Whether every agent acts once, and observes the example only."""
     turns = {length.turns for length in specs.lengths.values()}
-    return turns == {1} and isinstance(config.task, ConversationConfig) and config.task.protocol == "parallel"
+    return turns == {1} and config.task.built_in_protocol == "parallel"
 
 
 def _show_prompts(prepared: Prepared) -> None:
