@@ -98,11 +98,6 @@ class RewardConfig(RewardWeightsConfig):
         return False
 
     @property
-    def standardized_parts(self) -> list[str]:
-        """Parts that are standardised over the valid rows of the buffer."""
-        return []
-
-    @property
     def model_of_ranks(self) -> ModelRewardConfig | None:
         """The reward model that ranks have on their devices; None without one."""
         return None
@@ -265,10 +260,6 @@ class MixRewardConfig(RewardConfig):
     # rewards by name: {kind: length, high: 200}; other keys default to that option's values
     weights: InEval[dict[str, float]]  # weight by name of the part; default 1
     normalize: list[str]  # parts that are standardised over the valid rows of the buffer
-
-    @property
-    def standardized_parts(self) -> list[str]:
-        return self.normalize
 
 
 @option("reward", "model", build="ippo_cli.rewards.model:ModelReward")

@@ -53,7 +53,7 @@ class TaskConfig:
 
     @property
     def built_in_protocol(self) -> str | None:
-        """The protocol by which agents speak; None if an environment, a program or the user's protocol decides it."""
+        """The protocol by which agents act; None if an environment, a program or the user's protocol decides it."""
         return None
 
     @property
@@ -63,7 +63,7 @@ class TaskConfig:
 
     @property
     def is_fixed_length(self) -> bool:
-        """Whether no message decides who speaks next and how often, calls of tools aside."""
+        """Whether no message decides who acts next and how often, calls of tools aside."""
         return self.built_in_protocol in ("parallel", "sequential", "dialogue")
 
     @property
