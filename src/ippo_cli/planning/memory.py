@@ -128,14 +128,11 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
 
 def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
     """Bytes of all snapshots of the opponent pool, including the one being written."""
-    pool = config.team.opponent_pool
-    if not pool.every or pool.size is None:
-        return 0.0
     actors = (
         shapes[names[0]].actor.parameters * bytes_per_weight(config.task.agents[names[0]].actor.dtype)
         for names in trained_agents_by_policy(config).values()
     )
-    return (pool.size + 1) * float(sum(actors))
+    return config.team.opponent_pool.max_on_disk * float(sum(actors))
 
 
 def _trained_models(

@@ -16,7 +16,6 @@ from ippo_cli.config.placement import format_ranks
 from ippo_cli.config.schema import (
     Config,
     CreditAssignment,
-    FollowedCandidate,
 )
 from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.shared_rollouts import shared_authors
@@ -145,8 +144,7 @@ def _show_sizes(prepared: Prepared) -> None:
 
 def _turn_group_cost(config: Config) -> str:
     """The additional episodes per iteration for candidates of turns."""
-    settings, size = config.algorithm.turn_groups, config.rollout.buffer_size
-    branches = settings.candidates - (settings.follow is FollowedCandidate.random)
+    branches, size = config.algorithm.turn_groups.branches, config.rollout.buffer_size
     limits = max_turns_by_agent(config.task)
     turns = [limits[name] for name, agent in config.task.agents.items() if not agent.frozen]
     known = [limit for limit in turns if limit is not None]
