@@ -283,7 +283,8 @@ def test_table_keys_are_unique_and_lower_case() -> None:
         ("++actor.bias=all", "actor.bias has no counterpart here (PEFT has it); biases belong to the base"),
         ("+actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.name is not a key here (verl has it)"),
         ("+actor.unknown=1", "actor.unknown is an unknown key; use one of kind model revision "),
-        ("+plan.tflops=989", "plan.tflops was removed; the present keys are plan.peak_tflops and plan.mfu"),
+        ("+plan.tflops=989", "plan.tflops was removed; a plan computes no seconds; a run with num_iterations=3"),
+        ("+plan.mfu=0.4", "plan.mfu was removed; a plan computes no seconds; a run with num_iterations=3"),
     ],
 )
 def test_appended_key_of_another_project_has_its_answer(override: str, message: str) -> None:

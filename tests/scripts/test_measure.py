@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -15,13 +16,24 @@ TOLERANCE = 1.01
 
 
 @pytest.fixture(scope="module")
-def measures() -> dict[str, float]:
+def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("measure", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.measure()
+    return module
+
+
+@pytest.fixture(scope="module")
+def measures(script: ModuleType) -> dict[str, float]:
+    return script.measure()
+
+
+def test_planning_asks_no_class_of_a_configuration(script: ModuleType) -> None:
+    files = sorted((script.SOURCE / "planning").glob("*.py"))
+    assert files
+    assert script.count_class_checks(files) == 0, "ask a method of the configuration's class"
 
 
 @pytest.mark.parametrize("name", json.loads((Path(__file__).parent / "measures.json").read_text()))

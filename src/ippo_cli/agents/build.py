@@ -39,13 +39,8 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.placement import read_placement
 from ippo_cli.config.schema import (
     AgentConfig,
-    CentralizedCriticConfig,
     Config,
-    LoraActorConfig,
-    OptimizedCriticConfig,
     ReferenceKind,
-    ServerActorConfig,
-    ValueHeadCriticConfig,
 )
 from ippo_cli.config.shared_rollouts import shared_authors
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy, ensemble_names, policy_by_agent, shares_critic
@@ -140,7 +135,7 @@ def _set_critic_layouts(config: Config, team: Team) -> None:
     critic_contexts = {
         name: critic_context(config, critic, own[name].model_config)
         for name, names in agents_by_critic(config).items()
-        if isinstance(critic := config.task.agents[names[0]].critic, CentralizedCriticConfig)
+        if (critic := config.task.agents[names[0]].critic).reads_team
     }
     layouts = build_critic_layouts(
         config,
@@ -155,7 +150,7 @@ def _set_critic_layouts(config: Config, team: Team) -> None:
 def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights) -> FrozenAgent | ServedPolicy:
     """An agent that keeps its initial weights; they may be shared with a reference, since neither is updated."""
     actor = config.task.agents[name].actor
-    if isinstance(actor, ServerActorConfig):
+    if actor.is_served:
         return load_served_policy(name, actor, weights, actor.revision)
     tokenizer = load_actor_tokenizer(actor, weights, actor.revision)
     group = frozen.groups[f"{name}.actor"]
@@ -163,12 +158,12 @@ def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights
         return FrozenAgent(name=name, tokenizer=tokenizer, held_policy=None, group=group)
     with group.activate():
         policy, engine = load_initial_policy(config, name, actor, weights, frozen)
-    if isinstance(actor, LoraActorConfig) and actor.adapter is not None:
+    if actor.first_adapter is not None:
         from ippo_cli.models.adapters import AdapterPolicy
 
         base = get_shared_base(config, name, actor, weights, frozen)
-        adapter = base.add_adapter(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
-        adapter.load(Path(actor.adapter), "actor.adapter")
+        adapter = base.add_adapter(actor, "actor", config.seed, earlier=actor.first_adapter, key="actor.adapter")
+        adapter.load(Path(actor.first_adapter), "actor.adapter")
         policy = AdapterPolicy(base, adapter).eval()
     check_readable_tokens(tokenizer, policy.lm, tokenizer_setting(actor, weights))
     return FrozenAgent(name=name, tokenizer=tokenizer, held_policy=policy, engine=engine, group=group)
@@ -204,7 +199,7 @@ def _build_agent(
         chunk_tokens = _count_chunk_tokens(config, reference)
     actor = _build_actor_learner(config, holder, names, policy, reference, chunk_tokens, frozen)
     critics: list[Learner] = []
-    if isinstance(agent.critic, OptimizedCriticConfig) and not shares_critic(config):
+    if agent.critic.has_own_optimizer and not shares_critic(config):
         for name in ensemble_names(holder, agent.critic):
             place = None if saved is None else saved.with_name(name)
             critics.append(build_critic_learner(config, name, names, agent, weights, place, frozen))
@@ -238,16 +233,16 @@ def build_policy(
 ) -> Policy:
     """The actor's model with its initial or saved weights."""
     actor = agent.actor
-    if isinstance(actor, LoraActorConfig):
+    if actor.trains_adapter:
         from ippo_cli.models.adapters import AdapterPolicy
 
         base = get_shared_base(config, holder, actor, weights, frozen)
-        adapter = base.add_adapter(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
+        adapter = base.add_adapter(actor, "actor", config.seed, earlier=actor.first_adapter, key="actor.adapter")
         policy: Policy = AdapterPolicy(base, adapter, _build_value_head(agent, base.lm))
         if saved is not None:
             policy.load_saved(saved)
-        elif actor.adapter is not None:
-            adapter.load(Path(actor.adapter), "actor.adapter")
+        elif actor.first_adapter is not None:
+            adapter.load(Path(actor.first_adapter), "actor.adapter")
         return policy
     source, revision = (weights, actor.revision) if saved is None else (str(saved / "actor"), None)
     spreads = config.deepspeed.stage == 3
@@ -262,7 +257,7 @@ def build_policy(
 
 def _build_value_head(agent: AgentConfig, lm: PreTrainedModel) -> ValueHead | None:
     """The value head of a policy that carries one."""
-    if not isinstance(agent.critic, ValueHeadCriticConfig):
+    if not agent.critic.shares_actor_loss:
         return None
     head = make_value_head(agent.critic, lm, agent.actor.dtype)
     if agent.critic.warm_start is not None:
@@ -285,13 +280,13 @@ def _build_actor_learner(
     agent, authors = config.task.agents[names[0]], shared_authors(config, names[0])
     actor, critic = agent.actor, agent.critic
     kl_loss = config.algorithm.kl.loss
-    popart_beta = critic.popart_beta if isinstance(critic, ValueHeadCriticConfig) else None
-    objective = JointObjective if isinstance(critic, ValueHeadCriticConfig) else PolicyObjective
+    popart_beta = critic.popart_beta if critic.shares_actor_loss else None
+    objective = JointObjective if critic.shares_actor_loss else PolicyObjective
     group, engine, policy_groups = frozen.groups[f"{names[0]}.actor"], None, 0
     if policy is not None:
         groups = param_groups(policy.trained_module, actor)
         policy_groups = len(groups)
-        if isinstance(critic, ValueHeadCriticConfig):
+        if critic.shares_actor_loss:
             assert policy.value_head is not None
             groups += param_groups(policy.value_head, actor, critic.learning_rate)
         with group.activate():
@@ -322,7 +317,7 @@ def _build_actor_learner(
         policy_groups=policy_groups,
         shared_authors=authors,
         popart_beta=popart_beta,
-        has_new_head=not isinstance(critic, ValueHeadCriticConfig) or critic.warm_start is None,
+        has_new_head=not critic.shares_actor_loss or critic.warm_start is None,
         return_moments=None if popart_beta is None else initial_moments(None if policy is None else policy.value_head),
         reads_packed_rows=reference is not None and reference.packs,
     )

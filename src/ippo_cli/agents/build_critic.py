@@ -18,13 +18,10 @@ from ippo_cli.config.batch_sizes import critic_mini_batch_size
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.model_args import unquantized_args
 from ippo_cli.config.schema import (
-    AdapterCriticConfig,
     AgentConfig,
     Config,
     Dtype,
-    LoraActorConfig,
     OptimizedCriticConfig,
-    SeparateCriticConfig,
     TrainedCriticConfig,
 )
 from ippo_cli.config.teams import ensemble_names, policy_by_agent
@@ -59,10 +56,9 @@ def build_critic(
 ) -> ValueModel | AdapterCritic:
     """A critic with a separate engine: an adapter on the actor's frozen base, or a model."""
     critic, actor = agent.critic, agent.actor
-    if isinstance(critic, AdapterCriticConfig):
+    if critic.trains_adapter:
         from ippo_cli.models.adapters import AdapterCritic
 
-        assert isinstance(actor, LoraActorConfig)
         base = get_shared_base(config, holder, actor, weights, frozen)
         adapter = base.add_adapter(critic, "critic", config.seed, earlier=critic.warm_start, key="critic.warm_start")
         on_base = AdapterCritic(adapter, make_value_head(critic, base.lm, actor.dtype))
@@ -75,7 +71,6 @@ def build_critic(
             except UnusableModel as error:
                 raise PreflightError(f"critic.warm_start={critic.warm_start}: {error}") from error
         return on_base
-    assert isinstance(critic, SeparateCriticConfig)
     if saved is not None:
         critic = replace(critic, warm_start=str(saved / "critic"))
     args = unquantized_args(actor) if critic.model is None else {}
@@ -96,9 +91,7 @@ def build_critic_learner(
     frozen: FrozenWeights,
 ) -> Learner:
     """The learner of a critic with a separate engine; `agent` is the first of its agents."""
-    actor, critic = agent.actor, agent.critic
-    assert isinstance(critic, OptimizedCriticConfig)
-    dtype = critic.dtype if isinstance(critic, SeparateCriticConfig) else actor.dtype
+    critic, dtype = agent.critic, agent.critic_weights.dtype
     group, engine, moments = frozen.groups[f"{names[0]}.critic"], None, None
     if group.is_member:
         with group.activate():
@@ -133,9 +126,9 @@ def _ensemble_member(
     config: Config, name: str, names: tuple[str, ...], critic: OptimizedCriticConfig
 ) -> EnsembleMember | None:
     """The part of the prompts of one of several critics."""
-    if not isinstance(critic, SeparateCriticConfig) or critic.ensemble == 1:
-        return None
     members = ensemble_names(policy_by_agent(config)[names[0]], critic)
+    if len(members) == 1:
+        return None
     return EnsembleMember(members.index(name), len(members), config.rollout.num_generations)
 
 

@@ -29,7 +29,7 @@ def build_critic_layouts(
     `tokenizers`, `contexts`: of each agent; `critic_contexts`: by the critic's name. Raises `ConfigError` if agents
     have different vocabularies, so that critics must read text, and values are not by turn.
     """
-    if not isinstance(config.critic, CentralizedCriticConfig):
+    if not config.critic.reads_team:
         return {}
     readers = {
         name: _load_critic_tokenizer(config, names, tokenizers) for name, names in agents_by_critic(config).items()
@@ -71,7 +71,6 @@ def _load_critic_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a critic: that of its model, or else that of its first agent."""
     critic = config.task.agents[names[0]].critic
-    assert isinstance(critic, CentralizedCriticConfig)
     key = "warm_start" if critic.warm_start is not None else "model"
     source = getattr(critic, key)
     if source is None:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.model_args import ATTENTION
-from ippo_cli.config.schema import SeparateCriticConfig, ValueHeadCriticConfig
+from ippo_cli.config.schema import SeparateCriticConfig, TrainedCriticConfig
 from ippo_cli.models.actor import DTYPES
 from ippo_cli.models.critic import (
     ValueHeadConfig,
@@ -70,7 +70,7 @@ def load_critic(
         raise load_error(_format_setting(critic, source), "critic", error, missing_files_reason(Path(place))) from error
 
 
-def check_value_head_start(critic: ValueHeadCriticConfig, width: int) -> None:
+def check_value_head_start(critic: TrainedCriticConfig, width: int) -> None:
     """Raise `PreflightError` if `critic.warm_start` is not a value head for states of this width. Reads no weights."""
     setting = f"critic.warm_start={critic.warm_start}"
     stored = _read_config(Path(str(critic.warm_start)))

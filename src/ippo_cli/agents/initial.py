@@ -25,11 +25,7 @@ from ippo_cli.config.schema import (
     Config,
     ContextMode,
     CriticKind,
-    LoraActorConfig,
-    ProgramConfig,
     ReferenceKind,
-    SeparateCriticConfig,
-    ServerActorConfig,
     TinyActorConfig,
 )
 from ippo_cli.config.served_agents import served_model_name
@@ -81,7 +77,7 @@ def warm_start_lessons(
     if not any(answers) and not isinstance(environment, SupportsActions):
         return []
     # A program has a process for each episode.
-    scripted = all(answer is not None for answer in answers) and not isinstance(config.task, ProgramConfig)
+    scripted = all(answer is not None for answer in answers) and not config.task.is_program
     # Few examples are replayed several times: the model must not memorise random answers.
     again = cycle(take_examples(task.train, RANDOM_EPISODES))
     examples = take_examples(task.train, limit) if scripted else islice(again, RANDOM_EPISODES)
@@ -183,7 +179,7 @@ def check_vocabularies(config: Config, weights: WeightSources) -> None:
             remedy = "use a model of the actor's family"
             _check_vocabulary(f"actor.reference={agent.actor.reference}", str(folder[0]), None, tokenizer, remedy)
         critic = agent.critic
-        if agent.frozen or critic.kind is not CriticKind.separate or not isinstance(critic, SeparateCriticConfig):
+        if agent.frozen or critic.reads_team or not critic.has_own_backbone:
             continue  # a centralised critic with another vocabulary reads text
         key = "warm_start" if critic.warm_start is not None else "model"
         source = getattr(critic, key)
@@ -245,7 +241,7 @@ def _record_weights(config: Config, weights: WeightSources, run_folder: Path) ->
     commits: dict[str, str | None] = {}
     for base, names in agents_by_base(config).items():
         actor = config.task.agents[names[0]].actor
-        served_model = served_model_name(actor) if isinstance(actor, ServerActorConfig) else None
+        served_model = served_model_name(actor) if actor.is_served else None
         record = _record_or_verify(
             record_path(run_folder, base), by_base[base], actor.revision, known, served_model=served_model
         )
@@ -256,8 +252,8 @@ def _record_weights(config: Config, weights: WeightSources, run_folder: Path) ->
             commits[_tokenizer_record(base)] = record["commit"]
         if actor.chat_template is not None:
             _record_or_verify(record_path(run_folder, f"{base}.chat_template"), actor.chat_template, None, known)
-        if config.task.agents[names[0]].frozen and isinstance(actor, LoraActorConfig) and actor.adapter is not None:
-            places = [Path(actor.adapter), Path(actor.adapter) / ADAPTER_SUBFOLDER]
+        if config.task.agents[names[0]].frozen and actor.first_adapter is not None:
+            places = [Path(actor.first_adapter), Path(actor.first_adapter) / ADAPTER_SUBFOLDER]
             for adapter in (place for place in places if (place / ADAPTER_CONFIG).is_file()):
                 _record_or_verify(record_path(run_folder, f"{base}.adapter"), adapter, None, known)
     for holder, names in agents_by_policy(config).items():
@@ -278,8 +274,8 @@ def _get_reference_folder(actor: ActorConfig) -> tuple[Path, bool] | None:
         return None
     if actor.reference != ReferenceKind.initial:
         return find_reference_folder(actor.reference)
-    if isinstance(actor, LoraActorConfig) and actor.adapter is not None:
-        return find_adapter_folder(Path(actor.adapter), "actor.adapter"), True
+    if actor.first_adapter is not None:
+        return find_adapter_folder(Path(actor.first_adapter), "actor.adapter"), True
     return None
 
 
@@ -336,7 +332,7 @@ def _resolve_weights(
     say: Callable[[str], None],
 ) -> Path | str:
     actor = config.task.agents[names[0]].actor
-    if not isinstance(actor, TinyActorConfig):
+    if not actor.is_created_here:
         assert actor.model is not None  # checked before anything is loaded
         return actor.model
     folder = run_folder / "initial" / holder

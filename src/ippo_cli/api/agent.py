@@ -29,11 +29,10 @@ class RunAgent:
         from transformers import AutoModelForCausalLM
 
         from ippo_cli.agents.frozen import load_frozen_agent
-        from ippo_cli.config.schema import ServerActorConfig
 
         config, weights = self._find_weights(checkpoint)
         record, actor = weights.models[self.name], config.task.agents[self.name].actor
-        if isinstance(actor, ServerActorConfig):
+        if actor.is_served:
             raise ConfigError(
                 f"agents[{self.name!r}].load_actor()",
                 f"finds no weights: they are at {actor.url}",

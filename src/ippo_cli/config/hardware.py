@@ -8,9 +8,6 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.placement import read_rollout_devices
 from ippo_cli.config.schema import Config, Mode
 
-SIZES = ("devices", "per_machine", "memory_gib", "machine_memory_gib")
-"""Keys of `plan` that describe machines; the others are speeds."""
-
 
 def world_size(config: Config, external_ranks: int | None) -> int:
     """Ranks of the run that is started or planned; `external_ranks`: ranks started by an external launcher."""
@@ -36,22 +33,13 @@ def ranks_per_machine(config: Config, world_size: int) -> int | None:
 def check_plan(config: Config) -> None:
     """Raise `ConfigError` if `plan.*` is incomplete, or set without mode=plan."""
     values = {part.name: getattr(config.plan, part.name) for part in fields(config.plan)}
-    speeds = {name: value for name, value in values.items() if name not in SIZES}
     stated = [f"plan.{name}={value}" for name, value in values.items() if value is not None]
-    missing = [f"plan.{name}" for name in SIZES if values[name] is None]
+    missing = [f"plan.{name}" for name, value in values.items() if value is None]
     if stated and missing:
         raise ConfigError(
             stated[0],
             f"must be set together with the other keys of plan, and {missing[0]} is null",
             "start from plan=h100 or plan=a100",
-        )
-    known = [f"plan.{name}={value}" for name, value in speeds.items() if value is not None]
-    if known and len(known) < len(speeds):
-        unset = next(name for name, value in speeds.items() if value is None)
-        raise ConfigError(
-            known[0],
-            f"must be set together with the other speeds of plan, and plan.{unset} is null",
-            "set all of them, or start from plan=h100 or plan=a100",
         )
     if stated and config.mode is not Mode.plan:
         raise ConfigError(

@@ -11,7 +11,7 @@ import torch
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.escape import escape_lines
-from ippo_cli.config.schema import Config, ContextMode, ConversationConfig
+from ippo_cli.config.schema import Config, ContextMode
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights, load_policies
 from ippo_cli.reporting.sample_table import ending_message
@@ -64,7 +64,7 @@ def chat(
     """
     if agent is not None and agent not in config.task.agents:
         raise ConfigError(f"agent={agent}", "is an unknown agent", f"use one of {' '.join(config.task.agents)}")
-    if agent is None and not isinstance(config.task, ConversationConfig):
+    if agent is None and not config.task.is_conversation:
         raise ConfigError(
             f"task.kind={config.task.kind}",
             "is an environment, and a chat with a team needs a conversation task",

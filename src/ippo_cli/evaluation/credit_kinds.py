@@ -12,7 +12,7 @@ from torch import Tensor
 from ippo_cli.config.credit_reports import CreditReportSettings
 from ippo_cli.config.critic_reports import agents_with_values
 from ippo_cli.config.reward_weights import reward_weights
-from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment
+from ippo_cli.config.schema import Config, CreditAssignment
 from ippo_cli.evaluation.credit_references import turn_returns
 from ippo_cli.evaluation.report_session import ReportSession
 from ippo_cli.formulas import group_normalized, score_to_go
@@ -29,7 +29,7 @@ GROUP = "group"
 def credit_variants(config: Config, settings: CreditReportSettings) -> dict[str, Config]:
     """The configuration with each method of `reward.credit_assignment` that the task supports, by its name."""
     task = config.task
-    is_parallel = isinstance(task, ConversationConfig) and task.is_one_turn_per_agent and task.protocol == "parallel"
+    is_parallel = task.is_one_turn_per_agent and task.built_in_protocol == "parallel"
     methods: dict[str, tuple[CreditAssignment, int | None]] = {
         "none": (CreditAssignment.none, None),
         "difference": (CreditAssignment.difference, None),

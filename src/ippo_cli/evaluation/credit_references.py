@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ippo_cli.config.reward_weights import reward_weights
-from ippo_cli.config.schema import PROTOCOLS, ConversationConfig
 from ippo_cli.evaluation.critic_references import References, summarize_returns
 from ippo_cli.evaluation.report_session import ReportSession
 from ippo_cli.formulas import score_to_go
@@ -77,8 +76,7 @@ def enumerate_credit(
             responses[key] = _enumerate_turn(session, name, prompt, max_episodes)
         return responses[key]
 
-    task = session.config.task
-    is_seedless = isinstance(task, ConversationConfig) and task.protocol in PROTOCOLS
+    is_seedless = session.config.task.built_in_protocol is not None
     means: list[float] = []
     for number, state in enumerate(turns):
         report(number, len(turns))

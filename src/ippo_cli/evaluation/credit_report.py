@@ -15,7 +15,7 @@ from torch import Tensor
 from ippo_cli.config.credit_reports import KEY, CreditReportSettings
 from ippo_cli.config.critic_reports import ValueReference
 from ippo_cli.config.errors import ConfigError, PreflightError, convert_storage_errors
-from ippo_cli.config.schema import Config, LoraActorConfig
+from ippo_cli.config.schema import Config
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.evaluation.credit_kinds import compute_credits
@@ -61,9 +61,7 @@ class CreditRow:
 def _without_first_adapters(config: Config) -> Config:
     """The configuration with bases as initial policies of adapter runs, as in training, also with `actor.adapter`."""
     agents = {
-        name: replace(agent, actor=replace(agent.actor, adapter=None))
-        if isinstance(agent.actor, LoraActorConfig)
-        else agent
+        name: replace(agent, actor=replace(agent.actor, adapter=None)) if agent.actor.trains_adapter else agent
         for name, agent in config.task.agents.items()
     }
     return replace(config, task=replace(config.task, agents=agents))

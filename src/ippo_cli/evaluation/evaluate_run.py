@@ -17,7 +17,7 @@ from ippo_cli.agents.frozen import Record, load_frozen_agent
 from ippo_cli.agents.initial import describe_source, read_record, record_path, verify_record
 from ippo_cli.config.adapters import ADAPTER_CONFIG, ADAPTER_SUBFOLDER
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, convert_storage_errors
-from ippo_cli.config.schema import Config, LoraActorConfig, ServerActorConfig
+from ippo_cli.config.schema import Config
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.config.served_agents import served_agents
 from ippo_cli.config.teams import base_by_policy, policy_by_agent
@@ -26,7 +26,6 @@ from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import confidence_intervals, length_summary
 from ippo_cli.evaluation.exclude_trained_rows import exclude_trained_rows
 from ippo_cli.planning.prepare import Purpose, load_task_and_reward
-from ippo_cli.planning.prompts import drops_too_long
 from ippo_cli.planning.served_agents import check_servers
 from ippo_cli.reporting.console import Console, series_by_metric
 from ippo_cli.rewards.contract import (
@@ -91,9 +90,9 @@ def adapters_by_agent(config: Config) -> dict[str, tuple[str, str | None]]:
     """By agent with a LoRA adapter, the name of its base and the adapter that it was initialized from, or None."""
     base = base_by_policy(config)
     return {
-        name: (base[holder], actor.adapter)
+        name: (base[holder], actor.first_adapter)
         for name, holder in policy_by_agent(config).items()
-        if isinstance(actor := config.task.agents[name].actor, LoraActorConfig)
+        if (actor := config.task.agents[name].actor).trains_adapter
     }
 
 
@@ -109,12 +108,13 @@ def configured_weights(config: Config) -> EvaluatedWeights:
     """The untrained models of the configuration."""
     actors = {name: agent.actor for name, agent in config.task.agents.items()}
     models = {
-        name: describe_source(str(actor.model), actor.revision, has_weights=not isinstance(actor, ServerActorConfig))
+        name: describe_source(str(actor.model), actor.revision, has_weights=not actor.is_served)
         for name, actor in actors.items()
     }
     for agent, actor in actors.items():
-        if isinstance(actor, LoraActorConfig):
-            models[agent]["adapter"] = None if actor.adapter is None else describe_source(actor.adapter, None)
+        if actor.trains_adapter:
+            first = actor.first_adapter
+            models[agent]["adapter"] = None if first is None else describe_source(first, None)
     places = {str(record["model"]) for record in models.values()}
     parents = {Path(place).parent for place in places}
     team = next(iter(parents)) if len(places) > 1 and len(parents) == 1 else Path(next(iter(models.values()))["model"])
@@ -187,7 +187,7 @@ class EvaluationTask:
         config = self.config
         tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
         formats = prompt_formats(config.task, config.rollout, tokenizers)
-        if not drops_too_long(config):
+        if not config.task.drops_overlong:
             rows = [(row, self.held_out[row]) for row in self.row_indices]
             check_prompt_lengths(
                 self._first_speakers(formats),
@@ -203,7 +203,7 @@ class EvaluationTask:
 
         Raises `PreflightError` if no row is left.
         """
-        if not drops_too_long(self.config):
+        if not self.config.task.drops_overlong:
             return self
         fitting = set(range(len(self.held_out)))
         for policies, formats in teams:

@@ -22,7 +22,7 @@ from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.frozen import load_frozen_agent
 from ippo_cli.config.adapters import ADAPTER_CONFIG, ADAPTER_SUBFOLDER
 from ippo_cli.config.errors import ConfigError, StorageError, convert_storage_errors
-from ippo_cli.config.schema import Config, Dtype, LoraActorConfig, SamplingConfig
+from ippo_cli.config.schema import Config, Dtype, SamplingConfig
 from ippo_cli.config.served_agents import local_agents, served_agents
 from ippo_cli.config.teams import policy_by_agent, value_holders
 from ippo_cli.engine import distributed
@@ -124,7 +124,7 @@ def export_agents(config: Config, request: ExportRequest, say: Callable[[str], N
 
 def _check_adapters(config: Config, request: ExportRequest, agents: Sequence[str]) -> None:
     for name in agents:
-        if isinstance(config.task.agents[name].actor, LoraActorConfig):
+        if config.task.agents[name].actor.trains_adapter:
             continue
         if not request.is_merged:
             raise ConfigError("merged=false", f"exports adapters, and agent {name} has no adapter", "remove it")

@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.config.schema import Config, DataConfig, LoraActorConfig
+from ippo_cli.config.schema import Config, DataConfig
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.config.text import format_count
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights
@@ -81,7 +81,7 @@ def _hub_header(config: Config, agent: str, *, merged: bool) -> str:
 def _base_description(config: Config, agent: str) -> str:
     actor = config.task.agents[agent].actor
     source = getattr(actor, "model", None)
-    adapter = " with a LoRA adapter" if isinstance(actor, LoraActorConfig) else ""
+    adapter = " with a LoRA adapter" if actor.trains_adapter else ""
     return f"a small model that the run created{adapter}" if source is None else f"`{source}`{adapter}"
 
 
@@ -108,7 +108,7 @@ def _sampling_section(config: Config, agent: str, *, merged: bool) -> str:
 
 
 def _has_chat_template(config: Config) -> bool:
-    return isinstance(config.task, DataConfig) and config.task.chat_template is not False
+    return config.task.chat_template_choice is not False
 
 
 def _prompt_lines(config: Config, agent: str) -> Iterator[str]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ippo_cli.config.schema import Config, ConversationConfig
+from ippo_cli.config.schema import Config
 from ippo_cli.tasks.task import max_turns_by_agent
-
-FIXED_LENGTH = ("parallel", "sequential", "dialogue")  # protocols in which messages do not decide who acts
 
 
 def alternatives_cost(config: Config) -> str:
@@ -29,11 +27,7 @@ def alternatives_cost(config: Config) -> str:
     else:
         costs = _EpisodeCost(config, limits).token_bounds(trained)
         turns, tokens = len(costs), f", and at most {size * count * sum(costs)} tokens are sampled"
-    has_fixed_length = (
-        isinstance(task, ConversationConfig)
-        and task.protocol in FIXED_LENGTH
-        and all(agent.tools is None for agent in task.agents.values())
-    )
+    has_fixed_length = task.is_fixed_length and all(agent.tools is None for agent in task.agents.values())
     bound = "" if has_fixed_length else "at most "
     return (
         f"counterfactual: {bound}{size * count * turns} more episodes are replayed and scored "
@@ -63,7 +57,7 @@ class _EpisodeCost:
     def _bound_tokens(self, agent: str, turn: int) -> int:
         task = self.config.task
         rest = {agent: self.limits[agent] - turn}
-        if not isinstance(task, ConversationConfig):
+        if task.built_in_protocol is None:
             # An environment may let the others act only now, as often as the task allows.
             rest |= {name: limit for name, limit in self.limits.items() if name != agent}
             return sum(turns * self._tokens_per_turn(name) for name, turns in rest.items())
@@ -75,7 +69,7 @@ class _EpisodeCost:
             if name == agent:
                 continue
             turns = (self._answers - answered) * self._turns_per_answer(name)
-            if task.protocol == "parallel":
+            if task.built_in_protocol == "parallel":
                 turns -= 1  # its first turn of the round is in the step of the agent's, or before it
             elif place < names.index(agent):
                 turns -= self._turns_per_answer(name)
@@ -95,7 +89,7 @@ class _EpisodeCost:
 
     @cached_property
     def _is_calls(self) -> bool:
-        return isinstance(self.config.task, ConversationConfig) and self.config.task.protocol == "calls"
+        return self.config.task.built_in_protocol == "calls"
 
     @property
     def _caller(self) -> str:
@@ -108,8 +102,8 @@ class _EpisodeCost:
     @property
     def _answers(self) -> int:
         """The most answers that an agent gives in a conversation."""
-        assert isinstance(self.config.task, ConversationConfig)
-        return self.config.task.num_turns
+        assert self.config.task.max_answers is not None
+        return self.config.task.max_answers
 
     def _turns_per_answer(self, name: str) -> int:
         agent = self.config.task.agents[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.schema import Config, TinyActorConfig, VllmRolloutConfig
+from ippo_cli.config.schema import Config
 from ippo_cli.planning.agent_shapes import AgentShapes
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -14,8 +14,7 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 def check_engine_models(config: Config, shapes: Mapping[str, AgentShapes], device: str) -> None:
     """Raise `PreflightError` if vLLM cannot run an agent's model on this device."""
-    rollout = config.rollout
-    if not isinstance(rollout, VllmRolloutConfig):
+    if config.rollout.engines is None:
         return
     for name, shape in shapes.items():
         if shape.actor.is_stateful:  # vLLM stores transformed weights of these layers, so transfers cannot be verified
@@ -32,11 +31,7 @@ def check_engine_models(config: Config, shapes: Mapping[str, AgentShapes], devic
             )
         size, actor = shape.actor.head_size, config.task.agents[name].actor
         if size and size not in CPU_HEAD_SIZES:
-            remedy = (
-                "set actor.hidden_size to 32 times actor.num_heads"
-                if isinstance(actor, TinyActorConfig)
-                else "use a GPU"
-            )
+            remedy = "set actor.hidden_size to 32 times actor.num_heads" if actor.is_created_here else "use a GPU"
             raise PreflightError(
                 f"rollout=vllm: the attention heads of {name} have {size} dimensions, and vLLM's CPU build supports "
                 f"{' '.join(map(str, CPU_HEAD_SIZES))}; {remedy}, or rollout=hf"

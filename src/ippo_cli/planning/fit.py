@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import AgentConfig, Config, SeparateCriticConfig, Zero3Gather
+from ippo_cli.config.schema import AgentConfig, Config, Zero3Gather
 from ippo_cli.config.served_agents import local_agents
 from ippo_cli.planning.prepare import Prepared
 from ippo_cli.planning.resources import estimate_all_memory
@@ -115,6 +115,6 @@ def enable_checkpointing(config: Config) -> Config:
 
 def _enable_agent_checkpointing(agent: AgentConfig) -> AgentConfig:
     actor, critic = replace(agent.actor, gradient_checkpointing=True), agent.critic
-    if isinstance(critic, SeparateCriticConfig):
+    if critic.has_own_backbone:
         critic = replace(critic, gradient_checkpointing=True)
     return replace(agent, actor=actor, critic=critic)

@@ -18,14 +18,7 @@ from ippo_cli.config.schema import (
     CheckpointWeights,
     Config,
     ContextMode,
-    CriticConfig,
     Dtype,
-    LoraActorConfig,
-    OptimizedCriticConfig,
-    SeparateCriticConfig,
-    TrainedCriticConfig,
-    ValueHeadCriticConfig,
-    VllmRolloutConfig,
     Zero3Gather,
 )
 from ippo_cli.config.shared_rollouts import shared_authors
@@ -76,7 +69,7 @@ def estimate_memory(
         frozen_scoring_bytes=_frozen_scoring_bytes(config, shapes, place, frozen, device),
     )
     count = config.algorithm.monte_carlo.continuations or 1  # more rows than the buffer are decoded at once
-    if isinstance(config.rollout, VllmRolloutConfig):
+    if config.rollout.engines is not None:
         sampling = {name: shapes[name] for name in shapes if place.holds(name, ACTOR)}
         own_rows = count * max((place.rows(name, ACTOR) for name in sampling), default=0)
         devices = place.placement.rollout_devices or None
@@ -135,14 +128,11 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
 
 def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
     """Bytes of all snapshots of the opponent pool, including the one being written."""
-    pool = config.team.opponent_pool
-    if not pool.every or pool.size is None:
-        return 0.0
     actors = (
         shapes[names[0]].actor.parameters * bytes_per_weight(config.task.agents[names[0]].actor.dtype)
         for names in trained_agents_by_policy(config).values()
     )
-    return (pool.size + 1) * float(sum(actors))
+    return config.team.opponent_pool.max_on_disk * float(sum(actors))
 
 
 def _trained_models(
@@ -173,7 +163,7 @@ def _actor_model(
     actor, ranks = settings.actor, place.ranks(names[0], component)
     names = (*names, *shared_authors(config, names[0]))  # the agents that sample its rows
     longest = max(shapes[name].length.row_tokens for name in names)
-    carried = isinstance(settings.critic, ValueHeadCriticConfig)
+    has_value_head = settings.critic.shares_actor_loss
     return estimate_trained_model(
         config,
         f"{holder} actor",
@@ -185,8 +175,8 @@ def _actor_model(
             response_tokens=min(max(response_tokens(config, name, shapes[name].length) for name in names), longest),
             rows=len(names) * place.rows(names[0], component),
             rows_per_step=len(names) * max(-(-mini_batch_size(config, settings) // count_groups(config, ranks)), 1),
-            value_bins=_count_bins(settings.critic) if carried else 0,
-            has_scoring=carried or config.rollout.recompute_logprobs or needs_reference(config),
+            value_bins=settings.critic.num_bins if has_value_head else 0,
+            has_scoring=has_value_head or config.rollout.recompute_logprobs or needs_reference(config),
         ),
         checkpointed=actor.gradient_checkpointing,
         decodes=True,
@@ -205,10 +195,8 @@ def _critic_model(
     """The engine of a critic with its own optimizer."""
     settings, shape = config.task.agents[names[0]], shapes[names[0]].critic
     ranks = place.ranks(names[0], CRITIC)
-    assert isinstance(settings.critic, OptimizedCriticConfig)
     assert shape is not None
-    # An adapter critic uses the actor's base and dtype.
-    model = settings.critic if isinstance(settings.critic, SeparateCriticConfig) else settings.actor
+    model = settings.critic_weights
     return estimate_trained_model(
         config,
         f"{name} critic",
@@ -222,7 +210,7 @@ def _critic_model(
             rows_per_step=len(names)
             * max(-(-critic_mini_batch_size(config, settings) // count_groups(config, ranks)), 1),
             has_scoring=True,
-            value_bins=_count_bins(settings.critic),
+            value_bins=settings.critic.num_bins,
         ),
         checkpointed=model.gradient_checkpointing,
         decodes=False,
@@ -243,10 +231,6 @@ def _frozen_scoring_bytes(
     )
     gathered = max((model.gathered_bytes for model in frozen), default=0.0)
     return max((bytes_ + gathered for bytes_ in passes), default=0.0)
-
-
-def _count_bins(critic: CriticConfig) -> int:
-    return critic.value_bins or 0 if isinstance(critic, TrainedCriticConfig) else 0
 
 
 def _decode_bytes(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
@@ -315,7 +299,7 @@ def _frozen_models(config: Config, shapes: Mapping[str, AgentShapes], place: _Pl
                 yield FrozenModel(
                     name=f"{holder_of[name]} reference", shape=own, bytes_per_weight=kept, sharded_memory=spread
                 )
-        if isinstance(settings.actor, LoraActorConfig):
+        if settings.actor.trains_adapter:
             if base not in seen and place.holds(name, ACTOR):
                 seen.add(base)
                 yield FrozenModel(name=f"{base} base", shape=agent.actor, bytes_per_weight=width)
@@ -337,7 +321,7 @@ def _reference_key(actor: ActorConfig, holder: str) -> str:
     """A key that is equal for agents that share one reference."""
     if actor.reference_update_every is not None:
         return f"{actor.reference} of {holder}"
-    return f"{actor.reference} {getattr(actor, 'adapter', None)}"
+    return f"{actor.reference} {actor.first_adapter}"
 
 
 def _sharded_memory(config: Config, shape: ModelShape, width: int, ranks: int) -> EngineMemory | None:

@@ -19,18 +19,10 @@ from ippo_cli.config.references import is_default_reference
 from ippo_cli.config.rewards import rewards_with_prefixes
 from ippo_cli.config.schema import (
     ActorConfig,
-    AdapterCriticConfig,
     AgentConfig,
-    CentralizedCriticConfig,
     Config,
     DeepspeedConfig,
-    LoraActorConfig,
-    ModelRewardConfig,
     ReferenceKind,
-    SeparateCriticConfig,
-    ServerActorConfig,
-    TinyActorConfig,
-    ValueHeadCriticConfig,
 )
 from ippo_cli.config.teams import agents_by_base, agents_by_critic, policy_by_agent
 from ippo_cli.models.actor import check_readable_tokens, load_actor_tokenizer, tokenizer_setting
@@ -93,13 +85,13 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
     for base, names in agents_by_base(config).items():
         actor = config.task.agents[names[0]].actor
         source, revision = str(actor.model if weights is None else weights[holder_of[names[0]]]), actor.revision
-        if isinstance(actor, ServerActorConfig):  # it shares its model with no other agent of the run
+        if actor.is_served:  # it shares its model with no other agent of the run
             (name,) = names
             served[name] = load_served_policy(name, actor, source, revision)
             tokenizers[name] = served[name].tokenizer
             contexts[name] = context_limit(served[name].model_config, config.rollout)
             continue
-        if weights is None and isinstance(actor, TinyActorConfig):
+        if weights is None and actor.is_created_here:
             source = f"{base}'s own"
             lessons = warm_start_lessons(names, config, task, ALPHABET_EXAMPLES)
             check_has_lessons(names[0], actor, lessons)
@@ -172,9 +164,9 @@ def update_lengths(config: Config, task: Task, specs: ModelSpecs) -> ModelSpecs:
 def frozen_reward_models(config: Config) -> tuple[FrozenModel, ...]:
     """The reward models on the ranks' devices."""
     models = [
-        (where, own.reward)
+        (where, model)
         for where, own in rewards_with_prefixes(config)
-        if isinstance(own.reward, ModelRewardConfig) and own.reward.device == "auto"
+        if (model := own.reward.model_of_ranks) is not None
     ]
     return tuple(
         FrozenModel(
@@ -201,10 +193,10 @@ def _actor_shape(agent: AgentConfig, lm: PreTrainedModel, source: str) -> ModelS
     shape = actor_shape(lm)
     if (bits := quantized_bits(agent.actor)) is not None:
         shape = quantized_shape(shape, lm, bits, bytes_per_weight(agent.actor.dtype))
-    if isinstance(agent.actor, LoraActorConfig):
-        earlier = agent.actor.adapter
+    if agent.actor.trains_adapter:
+        earlier = agent.actor.first_adapter
         shape = add_adapter(shape, lm, agent.actor, "actor", source, earlier=earlier, key="actor.adapter")
-    if isinstance(agent.critic, ValueHeadCriticConfig) and not agent.frozen:
+    if agent.critic.shares_actor_loss and not agent.frozen:
         shape = add_value_head(shape, lm.config, agent.critic)
     return shape
 
@@ -220,7 +212,7 @@ def _reference_shape(
     actor = agent.actor
     if agent.frozen or is_default_reference(actor):
         return None
-    is_lora, folder, is_adapter = isinstance(actor, LoraActorConfig), None, False
+    folder, is_adapter = None, False
     if actor.reference not in (ReferenceKind.initial, ReferenceKind.base):
         folder, is_adapter = find_reference_folder(actor.reference)
     if folder is not None and not is_adapter:
@@ -230,18 +222,18 @@ def _reference_shape(
         return actor_shape(reference)
     if actor.reference_update_every is not None:  # same size as the actor
         shape = actor_shape(lm)
-        if isinstance(actor, LoraActorConfig):
-            shape = add_adapter(shape, lm, actor, "actor", source, earlier=actor.adapter, key="actor.adapter")
+        if actor.trains_adapter:
+            shape = add_adapter(shape, lm, actor, "actor", source, earlier=actor.first_adapter, key="actor.adapter")
         return replace(shape, sizes=shape.adapter or shape.sizes, adapter=None)
-    if isinstance(actor, LoraActorConfig) and actor.reference == ReferenceKind.initial:
-        folder = None if actor.adapter is None else Path(actor.adapter)
+    if actor.reference == ReferenceKind.initial and actor.first_adapter is not None:
+        folder = Path(actor.first_adapter)
     if folder is None:
         return None
     adapter = read_adapter(folder, "actor.reference")
-    on = lm if is_lora or adapter.base is None else _get_empty_model(known, adapter.base, None)
+    on = lm if actor.trains_adapter or adapter.base is None else _get_empty_model(known, adapter.base, None)
     shape = add_adapter(actor_shape(on), on, adapter.settings, "actor.reference", adapter.base or source)
     assert shape.adapter is not None
-    return replace(shape, sizes=shape.adapter if is_lora else shape.sizes + shape.adapter, adapter=None)
+    return replace(shape, sizes=shape.adapter if actor.trains_adapter else shape.sizes + shape.adapter, adapter=None)
 
 
 def _critic_shape(
@@ -254,14 +246,14 @@ def _critic_shape(
     critic = agent.critic
     if agent.frozen:
         return None
-    if isinstance(critic, AdapterCriticConfig):
+    if critic.trains_adapter:
         lm = _get_empty_model(known, actor, revision, agent.actor)
         earlier = critic.warm_start
         shape = add_adapter(actor_shape(lm), lm, critic, "critic", actor, earlier=earlier, key="critic.warm_start")
         return add_value_head(shape, lm.config, critic)
-    if isinstance(critic, ValueHeadCriticConfig) and critic.warm_start is not None:
+    if critic.shares_actor_loss and critic.warm_start is not None:
         check_value_head_start(critic, hidden_width(_get_empty_model(known, actor, revision, agent.actor).config))
-    if not isinstance(critic, SeparateCriticConfig):
+    if not critic.has_own_backbone:
         return None
     if critic.warm_start is not None:
         start = empty_backbone(warm_start_config(critic))
@@ -281,7 +273,7 @@ def _critic_contexts(
     found: dict[str, int] = {}
     for name, names in agents_by_critic(config).items():
         critic, actor = config.task.agents[names[0]].critic, config.task.agents[names[0]].actor
-        if isinstance(critic, CentralizedCriticConfig):
+        if critic.reads_team:
             if critic.warm_start is not None:
                 found[name] = critic_context(config, critic, warm_start_config(critic))
                 continue

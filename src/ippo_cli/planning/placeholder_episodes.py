@@ -14,7 +14,6 @@ from ippo_cli.config.rewards import rewards_with_prefixes
 from ippo_cli.config.schema import (
     Config,
     EnvironmentRewardConfig,
-    FunctionRewardConfig,
     HttpRewardConfig,
     JudgeRewardConfig,
     ModelRewardConfig,
@@ -130,14 +129,11 @@ def _placeholder_episodes(config: Config, task: Task) -> list[Episode]:
 
 def reward_warnings(config: Config, task: Task) -> Iterator[str]:
     """Warnings about reward functions that raise, violate the contract, or return non-finite numbers."""
-    functions = [
-        (where, own) for where, own in rewards_with_prefixes(config) if isinstance(own.reward, FunctionRewardConfig)
-    ]
+    functions = [(where, own) for where, own in rewards_with_prefixes(config) if own.reward.user_function is not None]
     episodes = _placeholder_episodes(config, task) if functions else []
     if not episodes:
         return
     for where, own in functions:
-        assert isinstance(own.reward, FunctionRewardConfig)
         reward = build_reward(own.reward, config.task.agents)
         try:
             wrong = _reward_problem(reward, list(config.task.agents), episodes)
@@ -145,7 +141,7 @@ def reward_warnings(config: Config, task: Task) -> Iterator[str]:
             close_reward(reward)
         if wrong:
             yield (
-                f"{where}.function={own.reward.function} fails with placeholders as responses ({wrong}); "
+                f"{where}.function={own.reward.user_function} fails with placeholders as responses ({wrong}); "
                 "if it also fails with real responses, no row is trained on"
             )
 

@@ -12,27 +12,21 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.model_args import check_quantization_device
 from ippo_cli.config.packages import missing_packages
-from ippo_cli.config.placement import format_ranks, read_placement
+from ippo_cli.config.placement import format_ranks
 from ippo_cli.config.schema import (
     Config,
-    ConversationConfig,
     CreditAssignment,
-    EnvironmentTaskConfig,
-    FollowedCandidate,
-    ProgramConfig,
 )
 from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.shared_rollouts import shared_authors
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy
 from ippo_cli.config.text import PAGE_WIDTH, format_table, join_names, shorten_name
-from ippo_cli.config.vllm import collects_ahead
 from ippo_cli.engine.launchers import external_world_size, local_world_size
 from ippo_cli.planning.credit_cost import alternatives_cost
 from ippo_cli.planning.fit import sharding_options
 from ippo_cli.planning.memory import GIB
 from ippo_cli.planning.model_memory import MemoryEstimate
 from ippo_cli.planning.model_specs import ModelSpecs
-from ippo_cli.planning.phase_times import missing_time_reason, phase_times
 from ippo_cli.planning.placeholder_episodes import Preview, preview_episode, reward_warnings
 from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
 from ippo_cli.planning.remedies import find_memory_problem
@@ -44,7 +38,6 @@ from ippo_cli.planning.resources import (
 )
 from ippo_cli.planning.run_memory import Machine, RunMemory
 from ippo_cli.planning.served_agents import inspect_servers
-from ippo_cli.planning.timeline import format_chart, format_devices, format_seconds, schedule_phases
 from ippo_cli.planning.value_states import describe_continuations
 from ippo_cli.rewards.contract import close_reward
 from ippo_cli.runs.output import print_text
@@ -84,7 +77,6 @@ def show_plan(config: Config) -> None:
     for server in servers:
         state = "ready" if server.error is None else "unusable, see below"
         _print_labelled(f"{server.agent} server", f"{server.place}, no memory here; {state}")
-    _show_timeline(prepared)
     _show_disk(prepared)
     _show_missing_weights(config)
     _show_episodes(config, prepared.specs)
@@ -152,8 +144,7 @@ def _show_sizes(prepared: Prepared) -> None:
 
 def _turn_group_cost(config: Config) -> str:
     """The additional episodes per iteration for candidates of turns."""
-    settings, size = config.algorithm.turn_groups, config.rollout.buffer_size
-    branches = settings.candidates - (settings.follow is FollowedCandidate.random)
+    branches, size = config.algorithm.turn_groups.branches, config.rollout.buffer_size
     limits = max_turns_by_agent(config.task)
     turns = [limits[name] for name, agent in config.task.agents.items() if not agent.frozen]
     known = [limit for limit in turns if limit is not None]
@@ -278,39 +269,6 @@ def _show_sharding_options(prepared: Prepared, machine: Machine) -> None:
     )
 
 
-def _show_timeline(prepared: Prepared) -> None:
-    """Print the phases of an iteration on the planned devices, and how busy they are."""
-    config, plan, ranks = prepared.config, prepared.config.plan, prepared.ranks
-    if plan.devices is None:
-        return
-    if (reason := missing_time_reason(config, prepared.specs.shapes)) is not None:
-        _print_labelled("time line", f"none: {reason}")
-        return
-    specs, placement = prepared.specs, read_placement(config, ranks)
-    phases = phase_times(config, specs.shapes, prepared.batch_sizes, ranks, specs.reward_models)
-    timeline = schedule_phases(phases, ahead=int(collects_ahead(config)))
-    assert plan.mfu is not None
-    assert plan.decode_efficiency is not None
-    _print_labelled(
-        "time line",
-        f"computed, not measured; assumes {plan.mfu:.0%} of {plan.peak_tflops:g} TFLOP/s, decoding at "
-        f"{plan.decode_efficiency:.0%} of {plan.memory_bandwidth:g} GB/s, "
-        + ("as many prompts as possible in all refill rounds, " if config.rollout.refill_rounds else "")
-        + "and responses of maximum length",
-    )
-    for line in format_chart(timeline, ranks, placement.rollout_devices):
-        print_text(line)
-    busy = [
-        f"{format_devices(devices, ranks, placement.rollout_devices)} {fraction:.0%}"
-        for devices, fraction in timeline.busy.items()
-    ]
-    _print_labelled(
-        "iteration",
-        f"{format_seconds(timeline.seconds)}, {config.rollout.buffer_size / timeline.seconds:.3g} samples/s; busy: "
-        + ", ".join(busy),
-    )
-
-
 def _show_disk(prepared: Prepared) -> None:
     config, one, most = prepared.config, prepared.checkpoint_bytes, prepared.disk_bytes
     if config.plan.devices is not None:
@@ -340,24 +298,22 @@ def _show_episodes(config: Config, specs: ModelSpecs) -> None:
     """Print turns and context per agent; nothing if all agents act once, in parallel."""
     if _is_single_turn(config, specs):
         return
-    is_environment = isinstance(config.task, EnvironmentTaskConfig | ProgramConfig)
+    workers = config.task.episode_workers
     parts = [f"task={config.task.kind}"]
-    if isinstance(config.task, ConversationConfig):
-        parts.append(f"protocol {config.task.protocol}")
-    for key in ("env_id", "dataset", "environment", "program", "command"):
+    for key in ("protocol", "env_id", "dataset", "environment", "program", "command"):
         if (value := getattr(config.task, key, None)) is not None:
-            parts.append(str(value))
+            parts.append(f"protocol {value}" if key == "protocol" else str(value))
     for name, length in specs.lengths.items():
         turns = length.turns
         parts.append(
             f"{name} up to {turns} turn{'' if turns == 1 else 's'}" if turns else f"{name} any number of turns"
         )
-    if isinstance(config.task, EnvironmentTaskConfig | ProgramConfig):
-        parts.append(f"{config.task.num_workers} workers")
+    if workers is not None:
+        parts.append(f"{workers} workers")
     _print_labelled("episodes", ", ".join(parts))
     for name, length in specs.lengths.items():
         again = f", {length.row_tokens} in all turns" if length.row_tokens != length.sequence_tokens else ""
-        basis = "estimated from the preview below" if is_environment else "including other agents' responses"
+        basis = "including other agents' responses" if workers is None else "estimated from the preview below"
         _print_labelled(
             f"{name} context",
             f"{specs.context_limits[name]} tokens, of which an episode uses up to {length.sequence_tokens}{again}; "
@@ -383,7 +339,7 @@ MAX_SHOWN_IDS = 12  # at each end of a prompt with hidden tokens
 def _is_single_turn(config: Config, specs: ModelSpecs) -> bool:
     """Whether every agent acts once, and observes the example only."""
     turns = {length.turns for length in specs.lengths.values()}
-    return turns == {1} and isinstance(config.task, ConversationConfig) and config.task.protocol == "parallel"
+    return turns == {1} and config.task.built_in_protocol == "parallel"
 
 
 def _show_prompts(prepared: Prepared) -> None:

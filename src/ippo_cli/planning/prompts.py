@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from ippo_cli.config.batch_sizes import BatchSizes
 from ippo_cli.config.errors import PreflightError, RowError
-from ippo_cli.config.schema import Config, JsonlConfig, OverlongPrompts, ProgramConfig
+from ippo_cli.config.schema import Config
 from ippo_cli.planning.episode_length import length_warnings
 from ippo_cli.planning.model_specs import ModelSpecs
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats
 from ippo_cli.tasks.prompt_lengths import check_prompt_lengths, describe_row, fitting_rows
 from ippo_cli.tasks.rows import take_rows
 from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.tasks.task import Task, example_only_agents, max_answers, multi_turn_agents
+from ippo_cli.tasks.task import Task, example_only_agents, multi_turn_agents
 from ippo_cli.tasks.templates import first_message, first_message_size
 from ippo_cli.types import Example
 
@@ -27,7 +27,7 @@ def drop_too_long_rows(config: Config, task: Task, specs: ModelSpecs) -> tuple[T
     parts = {"train": task.train, "held_out": task.held_out}
     for part in parts.values():
         messages += [f"data: {counts}" for counts in getattr(part, "counts", ()) if sum(counts.dropped.values())]
-    if not drops_too_long(config):
+    if not config.task.drops_overlong:
         return task, list(dict.fromkeys(messages))
     formats = prompt_formats(config.task, config.rollout, specs.tokenizers)
     known = {name: formats[name] for name in example_only_agents(config.task)}
@@ -52,11 +52,6 @@ def drop_too_long_rows(config: Config, task: Task, specs: ModelSpecs) -> tuple[T
     return replace(task, train=parts["train"], held_out=parts["held_out"]), list(dict.fromkeys(messages))
 
 
-def drops_too_long(config: Config) -> bool:
-    """Whether rows with too long prompts are excluded."""
-    return isinstance(config.task, JsonlConfig) and config.task.overlong is OverlongPrompts.drop
-
-
 def build_prompt_formats(
     config: Config, batch_sizes: BatchSizes, task: Task, schedule: ExampleSchedule, specs: ModelSpecs
 ) -> dict[str, PromptFormat]:
@@ -65,9 +60,9 @@ def build_prompt_formats(
     Checks all examples if first prompts depend on the example only, else those of the dry run.
     """
     formats = prompt_formats(config.task, config.rollout, specs.tokenizers)
-    for name in () if isinstance(config.task, ProgramConfig) else multi_turn_agents(config.task):
+    for name in () if config.task.is_program else multi_turn_agents(config.task):
         # A program's messages may always begin a new sequence.
-        formats[name].check_history_continues(several_answers=max_answers(config.task) != 1)
+        formats[name].check_history_continues(several_answers=config.task.max_answers != 1)
 
     def message(agent: str, example: Example) -> str:
         return first_message(agent, config.task.agents[agent], example)

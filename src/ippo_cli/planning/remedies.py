@@ -10,7 +10,7 @@ from ippo_cli.config.batch_sizes import compute_batch_sizes
 from ippo_cli.config.errors import ConfigError, IppoError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.placement import ACTOR, read_placement, read_rollout_devices
-from ippo_cli.config.schema import Config, VllmRolloutConfig
+from ippo_cli.config.schema import Config
 from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.vllm import devices_per_server
 from ippo_cli.planning.fit import SHARDINGS, enable_checkpointing, is_allowed, set_sharding, sharding_of
@@ -274,15 +274,15 @@ def _restore(start: Config, sizes: Sequence[_BatchSize], is_enough: Callable[[Co
 def _server_settings(config: Config) -> Iterator[Config]:
     """The configuration, and those with servers of more of the devices that the placement gives to servers."""
     yield config
-    rollout = config.rollout
-    if not isinstance(rollout, VllmRolloutConfig):
+    rollout, engines = config.rollout, config.rollout.engines
+    if engines is None:
         return
     devices = len(read_rollout_devices(config))
-    size = int(rollout.vllm.engine_args.get(TENSOR_PARALLEL) or 1)
+    size = int(engines.engine_args.get(TENSOR_PARALLEL) or 1)
     for parts in SPLITS:
-        if parts > size and devices % (devices_per_server(rollout.vllm) // size * parts) == 0 < devices:
-            arguments = {**rollout.vllm.engine_args, TENSOR_PARALLEL: parts}
-            yield replace(config, rollout=replace(rollout, vllm=replace(rollout.vllm, engine_args=arguments)))
+        if parts > size and devices % (devices_per_server(engines) // size * parts) == 0 < devices:
+            arguments = {**engines.engine_args, TENSOR_PARALLEL: parts}
+            yield replace(config, rollout=replace(rollout, vllm=replace(engines, engine_args=arguments)))
 
 
 def _limit_responses(config: Config, longest: int) -> Config:
@@ -325,8 +325,8 @@ def _list_changes(old: Config, new: Config) -> Iterator[str]:
         limit = new.task.agents[name].rollout.max_new_tokens
         if agent.rollout.max_new_tokens not in (limit, old.rollout.max_new_tokens):
             yield f"task.agents.{name}.rollout.max_new_tokens={limit}"
-    if isinstance(old.rollout, VllmRolloutConfig) and isinstance(new.rollout, VllmRolloutConfig):
-        before, after = (rollout.vllm.engine_args.get(TENSOR_PARALLEL) for rollout in (old.rollout, new.rollout))
+    if (engines := old.rollout.engines) is not None and (changed := new.rollout.engines) is not None:
+        before, after = (settings.engine_args.get(TENSOR_PARALLEL) for settings in (engines, changed))
         yield from _format_change(f"++rollout.vllm.engine_args.{TENSOR_PARALLEL}", before, after)
 
 

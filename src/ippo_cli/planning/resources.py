@@ -133,8 +133,7 @@ def format_rank_group(ranks: tuple[int, ...], memory: MemoryEstimate) -> str:
 def required_disk_bytes(config: Config, specs: ModelSpecs, ranks: int) -> tuple[float, float]:
     """Bytes of one checkpoint, and of all checkpoints and snapshots that exist at the same time."""
     size = checkpoint_bytes(config, specs.shapes, ranks)
-    most = size * (config.checkpoint.keep + config.checkpoint.best + 1)  # 1: the one being written
-    return size, most + snapshot_bytes(config, specs.shapes)
+    return size, size * config.checkpoint.max_on_disk + snapshot_bytes(config, specs.shapes)
 
 
 def free_disk_bytes(folder: Path) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ippo_cli.config.hardware import count_machines
 from ippo_cli.config.placement import AGENT_COMPONENTS, REWARD, read_placement
-from ippo_cli.config.schema import Config, VllmRolloutConfig
+from ippo_cli.config.schema import Config
 from ippo_cli.config.vllm import device_slots
 from ippo_cli.planning.agent_shapes import AgentShapes
 from ippo_cli.planning.model_memory import MemoryEstimate
@@ -119,8 +119,8 @@ def estimate_server_memory(
     devices = read_placement(config, ranks).rollout_devices
     if not devices:
         return None
-    assert isinstance(config.rollout, VllmRolloutConfig)
-    slots = device_slots(devices, config.rollout.vllm) or []
+    assert config.rollout.engines is not None
+    slots = device_slots(devices, config.rollout.engines) or []
     rows = -(-total_rows // (count_machines(config) * len(slots)))
     limit = config.rollout.decode_batch_size * ranks_per_server(config, ranks, devices)
     weights, caches = engine_bytes(config, shapes, min(limit, rows))

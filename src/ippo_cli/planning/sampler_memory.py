@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.hardware import count_machines
-from ippo_cli.config.schema import Config, LoraActorConfig, VllmMode, VllmRolloutConfig
+from ippo_cli.config.schema import Config, VllmMode
 from ippo_cli.config.teams import agents_by_base, policy_by_agent
 from ippo_cli.config.vllm import device_slots
 from ippo_cli.planning.agent_shapes import AgentShapes, bytes_per_weight
@@ -36,14 +36,13 @@ def estimate_sampler_memory(
     engine_devices: Sequence[int] | None = None,
 ) -> SamplerMemory:
     """Memory of engines with at most `rows` rows per rank. `engine_devices`: GPUs that servers have for themselves."""
-    rollout = config.rollout
-    assert isinstance(rollout, VllmRolloutConfig)
-    settings, is_gpu = rollout.vllm, device == "cuda"
+    settings, is_gpu = config.rollout.engines, device == "cuda"
+    assert settings is not None
     is_server = settings.mode is VllmMode.server
     if is_server and (settings.url or (is_gpu and engine_devices is not None)):
         return SamplerMemory(weights=0.0, caches=0.0, sleeps=True)
     sharing = ranks_per_server(config, ranks, engine_devices) if is_server else 1
-    weights, caches = engine_bytes(config, shapes, min(rollout.decode_batch_size, rows) * sharing)
+    weights, caches = engine_bytes(config, shapes, min(config.rollout.decode_batch_size, rows) * sharing)
     weights *= 1 if is_gpu else 2  # vLLM's CPU build also packs the weights, for its matrix products
     parts = 1 if is_gpu else sharing
     return SamplerMemory(weights=weights / parts, caches=caches / parts, sleeps=is_gpu and not is_server)
@@ -51,24 +50,24 @@ def estimate_sampler_memory(
 
 def engine_bytes(config: Config, shapes: Mapping[str, AgentShapes], batch_rows: int) -> tuple[float, float]:
     """Bytes of the weights of all engines, and of keys and values of `batch_rows` rows of full length in each."""
-    rollout = config.rollout
-    assert isinstance(rollout, VllmRolloutConfig)
+    settings = config.rollout.engines
+    assert settings is not None
     weights = caches = 0.0
     for name in _find_engines(config, shapes):
         shape, width = shapes[name].actor, bytes_per_weight(config.task.agents[name].actor.dtype)
         weights += shape.quantized_bytes or float(width * shape.parameters)
         needed = float(kv_bytes(shape, width) * batch_rows * shapes[name].length.sequence_tokens)
-        caches += needed if rollout.vllm.kv_cache_gib is None else rollout.vllm.kv_cache_gib * 2**30
+        caches += needed if settings.kv_cache_gib is None else settings.kv_cache_gib * 2**30
     return weights, caches
 
 
 def ranks_per_server(config: Config, ranks: int, engine_devices: Sequence[int] | None) -> int:
     """Ranks that share a server of each model; `engine_devices`: of servers on one machine, apart from the ranks'."""
-    rollout = config.rollout
-    assert isinstance(rollout, VllmRolloutConfig)
+    settings = config.rollout.engines
+    assert settings is not None
     local = max(ranks // count_machines(config), 1)
-    slots = device_slots(engine_devices, rollout.vllm) or (0,)
-    return min(rollout.vllm.ranks_per_server or -(-local // len(slots)), local)
+    slots = device_slots(engine_devices, settings) or (0,)
+    return min(settings.ranks_per_server or -(-local // len(slots)), local)
 
 
 def _find_engines(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[str]:
@@ -78,8 +77,7 @@ def _find_engines(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator
     base_of = {name: base for base, names in agents_by_base(config).items() for name in names}
     copies = 2 if needs_replays(config) else 1  # replays sample from the initial policies
     for name in shapes:
-        is_adapter = isinstance(config.task.agents[name].actor, LoraActorConfig)
-        key = base_of[name] if is_adapter else holder_of[name]
+        key = base_of[name] if config.task.agents[name].actor.trains_adapter else holder_of[name]
         if key not in seen:
             seen.add(key)
             yield from [name] * copies

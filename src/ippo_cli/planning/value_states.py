@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ippo_cli.config.schema import Advantage, Config, ValueStates
+from ippo_cli.config.schema import Advantage, Config
 from ippo_cli.planning.agent_shapes import AgentShapes
-from ippo_cli.planning.episode_length import EpisodeLength, response_tokens
+from ippo_cli.planning.episode_length import response_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +21,10 @@ class ContinuationCost:
     tokens: int  # of all agents, for states that are evenly spread over episodes of maximum length
 
 
-def samples_continuations(config: Config) -> bool:
-    """Whether an iteration samples continuations."""
-    return config.algorithm.advantage is Advantage.monte_carlo
-
-
 def continuation_costs(config: Config, shapes: Mapping[str, AgentShapes]) -> dict[str, ContinuationCost | None]:
     """The costs by trained agent, None where the number of states has no known limit; empty without continuations."""
     count, size = config.algorithm.monte_carlo.continuations, config.rollout.buffer_size
-    if not samples_continuations(config) or count is None:
+    if config.algorithm.advantage is not Advantage.monte_carlo or count is None:
         return {}
     prompts = size // config.rollout.num_generations
     tokens = {name: response_tokens(config, name, agent.length) for name, agent in shapes.items()}
@@ -38,7 +33,8 @@ def continuation_costs(config: Config, shapes: Mapping[str, AgentShapes]) -> dic
     for name, agent in shapes.items():
         if config.task.agents[name].frozen:
             continue
-        states = _max_states(config, name, agent.length)
+        limit = config.task.agents[name].rollout.max_new_tokens
+        states = config.algorithm.monte_carlo.count_states(agent.length.turns, limit)
         costs[name] = None
         if states is not None:
             # After state j of n come (n - j) / n of the agent's tokens. Others repeat their turn of the same step.
@@ -66,16 +62,3 @@ def describe_continuations(config: Config, shapes: Mapping[str, AgentShapes]) ->
             f"{name}: at most {cost.states} states of a response x {count} continuations, {cost.episodes} episodes per "
             f"iteration; at most {cost.tokens} tokens, {cost.tokens / own:.1f} times those of the responses"
         )
-
-
-def _max_states(config: Config, agent: str, length: EpisodeLength) -> int | None:
-    settings, limit = config.algorithm.monte_carlo, config.task.agents[agent].rollout.max_new_tokens
-    by_turn: int | None = 1
-    if settings.states is ValueStates.lines:
-        by_turn = None
-    elif settings.every is not None:
-        by_turn = -(-limit // settings.every)
-    found = None if by_turn is None or length.turns is None else length.turns * by_turn
-    if settings.max_states is None:
-        return found
-    return settings.max_states if found is None else min(found, settings.max_states)

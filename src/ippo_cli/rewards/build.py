@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ippo_cli.config.schema import FunctionRewardConfig, MixRewardConfig, RewardConfig, load_implementation
+from ippo_cli.config.schema import MixRewardConfig, RewardConfig, load_implementation
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.mix import MixPart, MixReward
@@ -20,7 +20,7 @@ def build_mix_reward(config: MixRewardConfig, agents: Agents) -> MixReward:
         name: MixPart(
             reward=build_reward(part, agents),
             weight=config.weights.get(name, 1.0),
-            splittable=not (isinstance(part, FunctionRewardConfig) and part.whole_batch),
+            splittable=not part.compares_rows,
         )
         for name, part in config.parts.items()
     }

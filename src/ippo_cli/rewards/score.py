@@ -14,7 +14,6 @@ from torch import Tensor
 from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import (
     CreditAssignment,
-    FunctionRewardConfig,
     MixRewardConfig,
     RewardConfig,
     RewardWeightsConfig,
@@ -221,7 +220,7 @@ def _call_reward(
         return validate_reward(reward(selected), agents, selected)
 
     rows = len(episodes)
-    whole = isinstance(config, FunctionRewardConfig) and config.whole_batch  # a mix splits its parts itself
+    whole = config.compares_rows  # a mix splits its parts itself
     max_rows = earlier_rows + (rows + 1) * distributed.world_size()  # ranks differ by at most one row
     retry = RewardRetry(call=ask, splittable=not whole, failure_limit=config.failure_budget * max_rows)
     with distributed.synchronize_errors():
@@ -373,7 +372,7 @@ def check_failure_budget(failed: Tensor, failure: Exception | None, config: Rewa
 
 def reward_name(config: RewardConfig) -> str:
     """The reward's overrides, as on the command line: `reward=function reward.function=my.py:score`."""
-    own = f" reward.function={config.function}" if isinstance(config, FunctionRewardConfig) else ""
+    own = f" reward.function={config.user_function}" if config.user_function is not None else ""
     return f"reward={config.kind}{own}"
 
 

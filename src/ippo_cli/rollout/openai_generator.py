@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ippo_cli.config.errors import EngineError
-from ippo_cli.config.schema import OpenAIServerRolloutConfig, RolloutConfig, SamplingConfig
+from ippo_cli.config.schema import OpenAIServerRolloutConfig, SamplingConfig
 from ippo_cli.rollout.engine import EngineModel, EngineResources, InferenceEngine
 from ippo_cli.rollout.engine_generator import EngineGenerator
 from ippo_cli.rollout.engine_pool import EnginePool
@@ -16,7 +16,7 @@ from ippo_cli.rollout.policy import GenerationPolicy
 
 def build_openai_generator(
     policies: Mapping[str, GenerationPolicy],
-    config: RolloutConfig,
+    config: OpenAIServerRolloutConfig,
     sampling: Mapping[str, SamplingConfig],
     poll: Poll | None = None,
     *,
@@ -27,7 +27,6 @@ def build_openai_generator(
 
     `continues` has no effect: servers cache prefixes themselves; nor has `resources`: they run already.
     """
-    assert isinstance(config, OpenAIServerRolloutConfig)
     settings = config.server
 
     def make_engine(model: EngineModel, number: int) -> InferenceEngine:

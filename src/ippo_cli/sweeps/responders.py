@@ -16,7 +16,7 @@ from ippo_cli.config.checks import check_config
 from ippo_cli.config.commands import hydra_override
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.exploitability import ExploitabilitySettings
-from ippo_cli.config.schema import ActorConfig, Config, CriticConfig, LoraActorConfig, TinyActorConfig
+from ippo_cli.config.schema import ActorConfig, Config, CriticConfig
 from ippo_cli.config.schema.lora import LoraConfig
 from ippo_cli.engine.launchers import external_world_size
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights
@@ -115,7 +115,7 @@ def responder_overrides(
     for name, own in config.task.agents.items():
         is_learner = name == agent
         found += _actor_overrides(name, own.actor, (initial if is_learner else weights).models[name], is_learner)
-        if is_learner and isinstance(own.actor, TinyActorConfig):
+        if is_learner and own.actor.is_created_here:
             found += _critic_overrides(name, own.critic)
         if not is_learner:
             found.append(f"task.agents.{name}.frozen=true")
@@ -133,8 +133,8 @@ def _is_dropped(text: str, agents: Sequence[str], learner: str) -> bool:
 def _actor_overrides(name: str, actor: Any, record: Mapping[str, Any], is_learner: bool) -> Iterator[str]:
     """The model of an agent: saved weights in place of a model that is created or downloaded."""
     key = f"task.agents.{name}.actor"
-    is_adapter = isinstance(actor, LoraActorConfig) and "adapter" in record
-    if isinstance(actor, TinyActorConfig) or not is_learner:
+    is_adapter = actor.trains_adapter and "adapter" in record
+    if actor.is_created_here or not is_learner:
         yield f"{key}={'lora' if is_adapter else 'full'}"
         leaves = {field.name for field in fields(ActorConfig)} - {*SAME_MODEL} if is_learner else {"dtype"}
         leaves |= {field.name for field in fields(LoraConfig)} if is_adapter else set()

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.config.errors import ConfigError, RowError
-from ippo_cli.config.schema import DataConfig, RolloutConfig, TaskConfig
+from ippo_cli.config.schema import RolloutConfig, TaskConfig
 from ippo_cli.tasks.control_tokens import ControlTokens
 from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import Message, MessagesText, has_tool_messages
@@ -539,13 +539,12 @@ def prompt_formats(
     task: TaskConfig, rollout: RolloutConfig, tokenizers: Mapping[str, PreTrainedTokenizerBase]
 ) -> dict[str, PromptFormat]:
     """Return every agent's format. Raises `ConfigError` if a chat template or system message cannot be used."""
-    chat = task.chat_template if isinstance(task, DataConfig) else False
     return {
         name: PromptFormat(
             name,
             tokenizer,
             system=task.agents[name].system,
-            chat_template=chat,
+            chat_template=task.chat_template_choice,
             max_prompt_tokens=rollout.max_prompt_tokens,
             context_mode=rollout.context.value,
             tools=load_agent_tools(name, task.agents[name]),

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ippo_cli.config.checks import PROTOCOLS
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     Config,
     ContextMode,
     ConversationConfig,
     EnvironmentTaskConfig,
-    LadderConfig,
-    OpenEnvConfig,
-    ProgramConfig,
-    ReasoningGymConfig,
-    SteppedEnvironmentConfig,
     TaskConfig,
     has_data,
     load_implementation,
@@ -76,7 +70,7 @@ def make_task_factory(config: TaskConfig) -> Callable[[], Environment]:
     """Return a factory of a task's environments: its protocol, or its environment with the agents' templates."""
     if isinstance(config, ConversationConfig):
         return add_tools(make_protocol_factory(config), config.agents)
-    if isinstance(config, ProgramConfig):
+    if config.is_program:
         return load_implementation("task", config.kind, "environment")(config)
     assert isinstance(config, EnvironmentTaskConfig)
     make = make_environment_factory(config)
@@ -88,7 +82,7 @@ def dry_run_example(config: TaskConfig, example: Example, seed: int = 0) -> DryR
 
     Raises `ConfigError` for unavailable template fields and unknown environments.
     """
-    max_turns = MAX_DRY_RUN_TURNS if isinstance(config, ConversationConfig) else MAX_ENVIRONMENT_TURNS
+    max_turns = MAX_DRY_RUN_TURNS if config.is_conversation else MAX_ENVIRONMENT_TURNS
     return run_dry_episode(make_task_factory(config)(), example, seed, max_turns)
 
 
@@ -115,33 +109,17 @@ def task_setting(config: TaskConfig) -> str:
 
 def max_turns_by_agent(config: TaskConfig) -> dict[str, int | None]:
     """Return the maximal number of turns per agent in an episode, with those that call tools; None if unknown."""
-    limit = max_answers(config)
+    limit = config.max_answers
     if limit is None:
         return dict.fromkeys(config.agents)
     answers = dict.fromkeys(config.agents, limit)
-    if isinstance(config, ConversationConfig) and config.protocol == "calls":
+    if config.built_in_protocol == "calls":
         _, *called = config.agents
         answers |= dict.fromkeys(called, limit - 1)  # the last message of the caller is not a call
     return {
         name: answers[name] * (1 if agent.tools is None else 1 + agent.max_tool_calls)
         for name, agent in config.agents.items()
     }
-
-
-def max_answers(config: TaskConfig) -> int | None:
-    """Return the maximal number of turns that the protocol or environment gives an agent; None if unknown."""
-    limit = None
-    if isinstance(config, ConversationConfig):
-        limit = (
-            config.num_turns if config.protocol in PROTOCOLS else None
-        )  # user-defined protocols decide their own end
-    elif isinstance(config, SteppedEnvironmentConfig | ProgramConfig):
-        limit = config.max_turns
-    elif isinstance(config, ReasoningGymConfig):
-        limit = config.num_turns
-    elif isinstance(config, LadderConfig):
-        limit = config.num_rungs
-    return limit
 
 
 def agents_with_tools(config: TaskConfig) -> list[str]:
@@ -165,9 +143,9 @@ def multi_turn_agents(config: TaskConfig) -> list[str]:
 
 def example_only_agents(config: TaskConfig) -> list[str]:
     """Return the agents with a first message that depends only on the example, not on messages or an environment."""
-    if not isinstance(config, ConversationConfig):
+    if config.built_in_protocol is None:
         return []
-    count = {"parallel": len(config.agents), "sequential": 1, "dialogue": 1, "calls": 1}.get(config.protocol, 0)
+    count = len(config.agents) if config.built_in_protocol == "parallel" else 1
     return list(config.agents)[:count]
 
 
@@ -181,28 +159,21 @@ def make_environment_pool(config: TaskConfig) -> EnvironmentPool:
     return EnvironmentPool(
         make_task_factory(config),
         workers=_num_workers(config),
-        max_environments=_max_environments(config),
-        batch_window_s=BATCH_WINDOW_S if isinstance(config, ProgramConfig) else None,
+        max_environments=config.max_environments,
+        batch_window_s=BATCH_WINDOW_S if config.is_program else None,
     )
-
-
-def _max_environments(config: TaskConfig) -> int | None:
-    """Return how many environments may exist at once; None for no limit."""
-    if isinstance(config, OpenEnvConfig):
-        return config.max_sessions
-    return config.max_programs if isinstance(config, ProgramConfig) else None
 
 
 def _num_workers(config: TaskConfig) -> int:
     """Return the number of threads that step environments."""
-    if isinstance(config, EnvironmentTaskConfig | ProgramConfig):
-        return config.num_workers
+    if config.episode_workers is not None:
+        return config.episode_workers
     return NUM_THREADS if agents_with_tools(config) else 1
 
 
 def _check_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
     for example in examples:
-        if isinstance(config, ConversationConfig):  # observations of other environments are not known yet
+        if config.is_conversation:  # observations of other environments are not known yet
             dry_run_examples(config, [example])
         for name, agent in config.agents.items():
             for leaf, template in (("answer", agent.answer), ("warm_start_answer", agent.warm_start_answer)):

@@ -124,8 +124,13 @@ def first_message_size(agent: str, config: PromptConfig) -> Callable[[Example], 
     literal = sum(len(text.encode()) for text, _, _, _ in parsed)
 
     def size(example: Example) -> int:
-        fields = (_render_field(field, example, NO_VALUES, setting, template) for field in names)
-        return literal + sum(len(text) if text.isascii() else len(text.encode()) for text in fields)
+        total = literal
+        for field in names:  # a plan calls this for every row
+            text = example.get(field)
+            if type(text) is not str:
+                text = _render_field(field, example, NO_VALUES, setting, template)
+            total += len(text) if text.isascii() else len(text.encode())
+        return total
 
     return size
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ippo_cli.agents.team import Team
-from ippo_cli.config.schema import PROTOCOLS, Config, ConversationConfig, UpdateOrder
+from ippo_cli.config.schema import Config, UpdateOrder
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.build import uses_environment_reward
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.environment import EnvironmentReward
+from ippo_cli.tasks.task import task_setting
 from ippo_cli.training.team_update import has_joint_actions
 from ippo_cli.types import Episode
 
@@ -33,20 +34,20 @@ def environment_reward_warnings(
 ) -> dict[str, str]:
     """Warn if a custom protocol returns rewards that `reward` does not use, or returns none that it needs."""
     task = config.task
-    if not isinstance(task, ConversationConfig) or task.protocol in PROTOCOLS:
+    if not task.is_conversation or task.built_in_protocol is not None:
         return {}
     played = [episode for episode in episodes if episode.failure is None]
     if distributed.any_rank(any(paid for episode in played for paid in episode.rewards)):
         if uses_environment_reward(reward):
             return {}
         return {
-            "unread_payments": f"task.protocol={task.protocol} returns rewards, but reward={config.reward.kind} "
+            "unread_payments": f"{task_setting(task)} returns rewards, but reward={config.reward.kind} "
             "does not use them; set reward=environment, or return no rewards"
         }
     if iteration == 0 and isinstance(reward, EnvironmentReward) and distributed.any_rank(bool(played)):
         return {
             "nobody_paid": "reward=environment uses the protocol's rewards, but "
-            f"task.protocol={task.protocol} returned none in the {config.rollout.buffer_size} episodes of the first "
+            f"{task_setting(task)} returned none in the {config.rollout.buffer_size} episodes of the first "
             "iteration; return a reward for each agent, 0.0 included, or set another reward"
         }
     return {}

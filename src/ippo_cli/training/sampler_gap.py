@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from ippo_cli.config.errors import EngineError
-from ippo_cli.config.schema import Config, VllmRolloutConfig
+from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.types import Rollout
 
@@ -27,16 +27,16 @@ def check_sampler_gap(
 
     Agents with filters are not checked: their sampler's log-probabilities are those of the filtered distribution.
     """
-    rollout = config.rollout
-    if not isinstance(rollout, VllmRolloutConfig) or rollout.max_sampler_gap is None:
+    limit = config.rollout.gap_limit
+    if limit is None:
         return
     for name in agents:
         if config.task.agents[name].rollout.has_filters:
             continue
         gap = sampler_gap(sampled[name], rescored[name])
-        if gap > rollout.max_sampler_gap:
+        if gap > limit:
             raise EngineError(
-                f"rollout.max_sampler_gap={rollout.max_sampler_gap}: the log-probabilities of {name} in the engine and "
+                f"rollout.max_sampler_gap={limit}: the log-probabilities of {name} in the engine and "
                 f"in the trainer differ by {gap:.3g} per token on average; the engine computes another model, or has "
                 "weights of an earlier update: use rollout=hf or actor.dtype=fp32; or raise the bound if it is rounding"
             )

@@ -47,6 +47,26 @@ class PolicyConfig:
     chat_template: InModelEval[Frozen[Name | None]]
     # file with a chat template in Jinja, in place of the tokenizer's; null = the tokenizer's own
 
+    @property
+    def is_served(self) -> bool:
+        """Whether a server samples for it, and no weights are loaded."""
+        return False
+
+    @property
+    def is_created_here(self) -> bool:
+        """Whether model and tokenizer are created by the run, not loaded."""
+        return False
+
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether an adapter is trained on a frozen base."""
+        return False
+
+    @property
+    def first_adapter(self) -> str | None:
+        """The folder of the adapter that training starts from; None for a new one, and without adapters."""
+        return None
+
 
 @option("actor", "full")
 @dataclass
@@ -76,6 +96,10 @@ class TinyActorConfig(ActorConfig):
     warm_start_batch_size: PositiveInt  # examples per supervised step
     warm_start_learning_rate: PositiveLearningRate  # learning rate of the supervised steps
 
+    @property
+    def is_created_here(self) -> bool:
+        return True
+
 
 @option("actor", "lora")
 @dataclass
@@ -83,6 +107,14 @@ class LoraActorConfig(LoraConfig, ActorConfig):
     """A LoRA adapter on a frozen causal language model."""
 
     adapter: Name | None  # folder of an adapter to start from (PEFT format); null = a new adapter with B A = 0
+
+    @property
+    def trains_adapter(self) -> bool:
+        return True
+
+    @property
+    def first_adapter(self) -> str | None:
+        return self.adapter
 
 
 @option("actor", "tiny_lora")
@@ -100,6 +132,10 @@ class ServerActorConfig(ServerConnectionConfig, PolicyConfig):
     served_model: AgentInModelEval[Frozen[Name | None]]  # name of the model at the server; null = actor.model
     context_limit: InEval[Changeable[Annotated[int, Range(2)] | None]]
     # tokens of prompt and response that the server takes; null = the model's context length
+
+    @property
+    def is_served(self) -> bool:
+        return True
 
 
 @dataclass

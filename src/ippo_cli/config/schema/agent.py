@@ -8,9 +8,9 @@ from typing import Annotated, Any, TypeVar
 
 from ippo_cli.config.constraints import NotEmpty, PositiveFloat, PositiveInt
 from ippo_cli.config.marks import InEval
-from ippo_cli.config.schema.actor import AnyActorConfig
+from ippo_cli.config.schema.actor import ActorConfig, AnyActorConfig
 from ippo_cli.config.schema.algorithm import StepsConfig
-from ippo_cli.config.schema.critic import AnyCriticConfig
+from ippo_cli.config.schema.critic import AnyCriticConfig, SeparateCriticConfig
 from ippo_cli.config.schema.reward import RewardWeightsConfig
 from ippo_cli.config.schema.rollout import SamplingConfig
 from ippo_cli.config.schema.tools import ToolFormat
@@ -69,3 +69,8 @@ class AgentConfig(AgentPromptConfig):
     rollout: SamplingConfig = field(default_factory=partial(build_unset, SamplingConfig))  # overrides of sampling
     algorithm: StepsConfig = field(default_factory=partial(build_unset, StepsConfig))  # overrides of optimizer steps
     reward: RewardWeightsConfig = field(default_factory=partial(build_unset, RewardWeightsConfig))  # overrides of score
+
+    @property
+    def critic_weights(self) -> ActorConfig | SeparateCriticConfig:
+        """The group with the number format and recomputation of the critic: its own, or that of the actor's base."""
+        return self.critic if self.critic.has_own_backbone else self.actor

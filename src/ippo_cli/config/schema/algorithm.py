@@ -211,6 +211,20 @@ class MonteCarloConfig:
     every: PositiveInt | None  # states=tokens: number of tokens between states of a turn
     max_states: PositiveInt | None  # states per episode of an agent, the first ones; null = all
 
+    def count_states(self, turns: int | None, turn_tokens: int) -> int | None:
+        """The most states of an agent in an episode of `turns` turns, each of at most `turn_tokens` tokens; None if
+        unknown.
+        """
+        by_turn: int | None = 1
+        if self.states is ValueStates.lines:
+            by_turn = None
+        elif self.every is not None:
+            by_turn = -(-turn_tokens // self.every)
+        found = None if by_turn is None or turns is None else turns * by_turn
+        if self.max_states is None:
+            return found
+        return self.max_states if found is None else min(found, self.max_states)
+
 
 @dataclass
 class BehaviorCorrectionConfig:
@@ -256,6 +270,11 @@ class TurnGroupsConfig:
 
     candidates: PositiveInt  # responses per state, the episode's own included; 1 = no groups
     follow: FollowedCandidate  # response from which the episode continues: random | best (by return)
+
+    @property
+    def branches(self) -> int:
+        """Episodes that a turn adds: one for each candidate, except for the random one that continues the episode."""
+        return self.candidates - (self.follow is FollowedCandidate.random)
 
 
 @dataclass

@@ -27,6 +27,36 @@ class CriticConfig:
 
     kind: Frozen[CriticKind]  # separate | centralized | value_head | adapter | none
 
+    @property
+    def shares_actor_loss(self) -> bool:
+        """Whether a head on the actor gives its values, and both minimise one joint loss."""
+        return False
+
+    @property
+    def has_own_optimizer(self) -> bool:
+        """Whether it is trained in steps of its own."""
+        return False
+
+    @property
+    def has_own_backbone(self) -> bool:
+        """Whether its backbone is another model than the actor's."""
+        return False
+
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether it is an adapter on the actor's frozen base."""
+        return False
+
+    @property
+    def reads_team(self) -> bool:
+        """Whether it reads the observations and responses of all agents."""
+        return False
+
+    @property
+    def num_bins(self) -> int:
+        """Outputs per token of a categorical value head; 0 if it gives one number."""
+        return 0
+
 
 @option("critic", "none")
 @dataclass
@@ -51,11 +81,19 @@ class TrainedCriticConfig(CriticConfig):
     value_max: Frozen[float | None]  # end of the bins: null = 5 with popart_beta
     bin_sigma: Frozen[PositiveFloat | None]  # standard deviation of a target in bin widths; null = 0.75
 
+    @property
+    def num_bins(self) -> int:
+        return self.value_bins or 0
+
 
 @option("critic", "value_head")
 @dataclass
 class ValueHeadCriticConfig(TrainedCriticConfig):
     """A value head on the actor's last hidden state; actor and head minimise one joint loss."""
+
+    @property
+    def shares_actor_loss(self) -> bool:
+        return True
 
 
 @dataclass
@@ -65,6 +103,10 @@ class OptimizedCriticConfig(TrainedCriticConfig, OptimizerConfig):
     mini_batch_size: Changeable[PositiveInt | None]
     # sequences per step, all ranks; null = the algorithm's, else 1/8 of the buffer
     ppo_epochs: Changeable[PositiveInt | None]  # passes over the buffer; null = algorithm.ppo_epochs
+
+    @property
+    def has_own_optimizer(self) -> bool:
+        return True
 
 
 @option("critic", "separate")
@@ -83,6 +125,10 @@ class SeparateCriticConfig(OptimizedCriticConfig):
     gradient_checkpointing: Changeable[bool]  # recompute activations in the backward pass
     freeze: Frozen[list[str]]  # parameters that keep their initial values, by patterns of names such as *attn*
 
+    @property
+    def has_own_backbone(self) -> bool:
+        return True
+
 
 @option("critic", "centralized")
 @dataclass
@@ -92,11 +138,19 @@ class CentralizedCriticConfig(SeparateCriticConfig):
     shared: Frozen[bool]  # one critic for all agents; false = one per agent, or per group of team.groups
     context_limit: Frozen[PositiveInt | None]  # tokens per sequence of the critic; null = the model's context length
 
+    @property
+    def reads_team(self) -> bool:
+        return True
+
 
 @option("critic", "adapter")
 @dataclass
 class AdapterCriticConfig(LoraConfig, OptimizedCriticConfig):
     """A separate LoRA adapter on the actor's frozen base, and a value head."""
+
+    @property
+    def trains_adapter(self) -> bool:
+        return True
 
 
 @dataclass

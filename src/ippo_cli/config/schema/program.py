@@ -33,6 +33,22 @@ class ProgramConfig(DataConfig):
     num_workers: EvalCompute[PositiveInt]  # programs that start or compute at once
     max_programs: EvalCompute[PositiveInt | None]  # programs of a process that exist at once; null = one per episode
 
+    @property
+    def is_program(self) -> bool:
+        return True
+
+    @property
+    def max_answers(self) -> int | None:
+        return self.max_turns
+
+    @property
+    def episode_workers(self) -> int:
+        return self.num_workers
+
+    @property
+    def max_environments(self) -> int | None:
+        return self.max_programs
+
 
 def has_seed_examples(task: TaskConfig) -> bool:
     """Whether examples are seeds of environments or programs, without fields to compare responses with."""

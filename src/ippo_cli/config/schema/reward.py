@@ -87,6 +87,21 @@ class RewardConfig(RewardWeightsConfig):
     failure_budget: InEval[UnitFloat]  # fraction of a buffer's rows that may fail before the run stops
     reward_batch_rows: NonNegativeInt  # reward this many finished rows during generation; 0 = all rows at once
 
+    @property
+    def user_function(self) -> str | None:
+        """The user's function that scores, such as `path.py:function`; None if it is not one."""
+        return None
+
+    @property
+    def compares_rows(self) -> bool:
+        """Whether scores compare rows, so that a rank's rows are never split over several calls."""
+        return False
+
+    @property
+    def model_of_ranks(self) -> ModelRewardConfig | None:
+        """The reward model that ranks have on their devices; None without one."""
+        return None
+
 
 @dataclass
 class CodeRunConfig(RewardConfig):
@@ -166,6 +181,14 @@ class FunctionRewardConfig(RewardConfig):
     # async calls or processes in parallel; null = 16 async calls, 1 process
     process: InEval[bool]  # call it in a separate process, which can be killed
     timeout_s: InEval[PositiveFloat | None]  # a longer call fails; needs process=true, or an async function
+
+    @property
+    def user_function(self) -> str | None:
+        return self.function
+
+    @property
+    def compares_rows(self) -> bool:
+        return self.whole_batch
 
 
 @option("reward", "grid", build="ippo_cli.rewards.grid:build_grid_reward")
@@ -252,6 +275,10 @@ class ModelRewardConfig(RewardConfig):
     # tokens per batch, padding included; a longer conversation is a batch of one
     max_tokens: InEval[PositiveInt | None]  # maximum tokens of a conversation; null = the model's context length
     overlong: InEval[Overlong]  # cut (keep the end; metric `cut` is the fraction of such rows) | fail (the row fails)
+
+    @property
+    def model_of_ranks(self) -> ModelRewardConfig | None:
+        return self if self.device == "auto" else None
 
 
 @option("reward", "number", build="ippo_cli.rewards.number:build_number_reward")

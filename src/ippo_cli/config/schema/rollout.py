@@ -65,6 +65,16 @@ class RolloutConfig(SamplingConfig):
     recompute_logprobs: bool  # old log-probs from a forward of the training model, not from the sampler
     zero3_gather: Zero3Gather  # ZeRO stage 3: all (whole weights while decoding) | layer (one layer at a time)
 
+    @property
+    def engines(self) -> VllmConfig | None:
+        """The settings of inference engines, which receive the weights; None: the trained model decodes."""
+        return None
+
+    @property
+    def gap_limit(self) -> float | None:
+        """The bound on the difference of log-probabilities between sampler and model; None without engines."""
+        return None
+
 
 class VllmMode(str, Enum):
     colocate = "colocate"
@@ -113,6 +123,14 @@ class VllmRolloutConfig(RolloutConfig):
     ahead: Annotated[int, Range(0, 1)]
     # 1: while an iteration trains, the next one's episodes are collected with the weights before that update
     in_flight_updates: bool  # ahead=1: responses in progress after the update continue with the new weights
+
+    @property
+    def engines(self) -> VllmConfig:
+        return self.vllm
+
+    @property
+    def gap_limit(self) -> float | None:
+        return self.max_sampler_gap
 
 
 @dataclass

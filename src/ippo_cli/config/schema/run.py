@@ -69,6 +69,11 @@ class CheckpointConfig:
     reshard: bool  # allow resuming with another number of processes: equal within rounding, not bitwise
     optimizer: bool  # save optimizer states; without them checkpoints are smaller and a resume resets the optimizers
 
+    @property
+    def max_on_disk(self) -> int:
+        """The most checkpoints that exist at the same time, with the one being written."""
+        return self.keep + self.best + 1
+
 
 @option("evaluation")
 @dataclass

@@ -51,6 +51,56 @@ class TaskConfig:
     primary_metric: InEval[str]  # evaluation metric that ranks checkpoints and jobs: `sampled/...` or `greedy/...`
     curriculum: CurriculumConfig
 
+    @property
+    def built_in_protocol(self) -> str | None:
+        """The protocol by which agents act; None if an environment, a program or the user's protocol decides it."""
+        return None
+
+    @property
+    def is_conversation(self) -> bool:
+        """Whether agents answer examples and each other by a protocol, also by the user's."""
+        return False
+
+    @property
+    def is_fixed_length(self) -> bool:
+        """Whether no message decides who acts next and how often, calls of tools aside."""
+        return self.built_in_protocol in ("parallel", "sequential", "dialogue")
+
+    @property
+    def is_one_turn_per_agent(self) -> bool:
+        """Whether every agent acts exactly once: one message per agent, and no tools."""
+        return False
+
+    @property
+    def max_answers(self) -> int | None:
+        """The most turns that an episode gives an agent, without calls of tools; None if unknown."""
+        return None
+
+    @property
+    def is_program(self) -> bool:
+        """Whether a program calls the agents, with messages that may always begin a new history."""
+        return False
+
+    @property
+    def episode_workers(self) -> int | None:
+        """Threads that step environments or programs; None if it has neither."""
+        return None
+
+    @property
+    def max_environments(self) -> int | None:
+        """Environments of a process that may exist at once; None for no limit."""
+        return None
+
+    @property
+    def chat_template_choice(self) -> bool | str:
+        """Whether the tokenizer's chat template is applied: `auto` (if it has one), true or false."""
+        return False
+
+    @property
+    def drops_overlong(self) -> bool:
+        """Whether rows with too long prompts are excluded."""
+        return False
+
 
 @dataclass
 class ConversationConfig(TaskConfig):
@@ -62,13 +112,24 @@ class ConversationConfig(TaskConfig):
     num_turns: InEval[PositiveInt]  # turns per agent; with protocol=calls, the largest number
 
     @property
+    def is_conversation(self) -> bool:
+        return True
+
+    @property
+    def built_in_protocol(self) -> str | None:
+        return self.protocol if self.protocol in PROTOCOLS else None
+
+    @property
+    def max_answers(self) -> int | None:
+        return None if self.built_in_protocol is None else self.num_turns
+
+    @property
     def has_one_message_per_agent(self) -> bool:
         """Whether the protocol gives every agent exactly one turn, in a fixed order."""
         return self.num_turns == 1 and self.protocol in ("parallel", "sequential")
 
     @property
     def is_one_turn_per_agent(self) -> bool:
-        """Whether every agent acts exactly once: one message per agent, and no tools."""
         return self.has_one_message_per_agent and all(agent.tools is None for agent in self.agents.values())
 
 
@@ -105,6 +166,10 @@ class DataConfig(TaskConfig):
     data_config: InEval[str | None]  # configuration name of a hub dataset
     chat_template: InEval[bool | str]  # apply the tokenizer's chat template: auto (if it has one) | true | false
 
+    @property
+    def chat_template_choice(self) -> bool | str:
+        return self.chat_template
+
 
 @option("task", "jsonl", examples="ippo_cli.tasks.jsonl:jsonl_examples")
 @dataclass
@@ -113,6 +178,10 @@ class JsonlConfig(DataConfig, ConversationConfig):
 
     overlong: InEval[OverlongPrompts]
     # rows with a prompt longer than rollout.max_prompt_tokens: error | drop (logs their number)
+
+    @property
+    def drops_overlong(self) -> bool:
+        return self.overlong is OverlongPrompts.drop
 
 
 @option("task", "probe_letters", examples="ippo_cli.tasks.probes:letters_examples")

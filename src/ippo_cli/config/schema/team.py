@@ -32,6 +32,11 @@ class OpponentPoolConfig:
     share: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # fraction of prompts played with a snapshot
     elo: bool  # Elo ratings of policies and snapshots of two agents; the higher reward wins a game
 
+    @property
+    def max_on_disk(self) -> int:
+        """The most snapshots of a policy that exist at the same time, with the one being written; 0 without a pool."""
+        return self.size + 1 if self.every and self.size is not None else 0
+
 
 @dataclass
 class TeamConfig:

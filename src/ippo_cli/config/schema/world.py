@@ -38,6 +38,10 @@ class EnvironmentTaskConfig(TaskConfig):
     eval_size: InEval[PositiveInt]  # number of held-out seeds; none of them is a training seed
     num_workers: EvalCompute[PositiveInt]  # threads that step environments; 1 = sequentially
 
+    @property
+    def episode_workers(self) -> int:
+        return self.num_workers
+
 
 @dataclass
 class SteppedEnvironmentConfig(EnvironmentTaskConfig):
@@ -45,6 +49,10 @@ class SteppedEnvironmentConfig(EnvironmentTaskConfig):
 
     max_turns: InEval[PositiveInt | None]
     # turns per agent after which an episode is truncated; null = the environment's limit
+
+    @property
+    def max_answers(self) -> int | None:
+        return self.max_turns
 
 
 @dataclass
@@ -67,6 +75,10 @@ class LadderConfig(EnvironmentTaskConfig):
     alphabet: InEval[str]  # letters in order; the first follows the last
     strides: InEval[PositiveInt]  # strides are 1 to this many letters
     num_rungs: InEval[PositiveInt]  # turns per episode
+
+    @property
+    def max_answers(self) -> int:
+        return self.num_rungs
 
 
 @option("task", "gymnasium", examples=SEEDS, environment=f"{ENVIRONMENTS}.gymnasium:make_gymnasium_factory")
@@ -109,6 +121,10 @@ class ReasoningGymConfig(EnvironmentTaskConfig):
     num_turns: InEval[PositiveInt]  # attempts per question; after a wrong answer the agent receives its score
     answer_tag: InEval[str | None]  # the answer is the content of the last <tag>...</tag>; null = the whole response
 
+    @property
+    def max_answers(self) -> int:
+        return self.num_turns
+
 
 @option(
     "task",
@@ -145,3 +161,7 @@ class OpenEnvConfig(SteppedEnvironmentConfig):
     max_sessions: EvalCompute[Changeable[PositiveInt | None]]
     # sessions that each rank has at the same time; more episodes wait; null = one per episode
     timeout_s: EvalCompute[Changeable[PositiveFloat]]  # an answer that takes longer fails its episode
+
+    @property
+    def max_environments(self) -> int | None:
+        return self.max_sessions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-from ippo_cli.config.schema import ActorKind, AgentConfig, Config, Dtype, Objective, RatioBase, VllmRolloutConfig
+from ippo_cli.config.schema import ActorKind, AgentConfig, Config, Dtype, Objective, RatioBase
 from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.config.text import join_names
@@ -204,7 +204,7 @@ def find_sampler_mismatch(observations: Observations) -> Outcome:
     """Sampled tokens have other probabilities in the trained model than in the sampler."""
     rows, config = observations.rows, observations.config
     # Engines round differently than the trainer; rollout=hf samples with the trained model.
-    if config.algorithm.ratio_base is RatioBase.sampler and isinstance(config.rollout, VllmRolloutConfig):
+    if config.algorithm.ratio_base is RatioBase.sampler and config.rollout.engines is not None:
         return NotChecked("with algorithm.ratio_base=sampler the difference is part of the ratio")
     names = [name for name in trained_agents(config) if _mismatch_evidence(config, rows, name)]
     if not names:
@@ -241,7 +241,7 @@ def _mismatch_evidence(config: Config, rows: Sequence[Row], name: str) -> tuple[
     if dtype is Dtype.fp32 and is_current and _median(rows, deviation) > RATIO_NOISE:
         found.append(metric_evidence(rows, deviation, "rounding is below 1e-4"))
     # Engines record probabilities of the filtered distribution.
-    is_comparable = not (isinstance(config.rollout, VllmRolloutConfig) and config.task.agents[name].rollout.has_filters)
+    is_comparable = not (config.rollout.engines is not None and config.task.agents[name].rollout.has_filters)
     if is_comparable and _median(rows, difference) > SAMPLER_NOISE[dtype]:
         found.append(metric_evidence(rows, difference, f"rounding is below {SAMPLER_NOISE[dtype]:g}"))
     return tuple(found)

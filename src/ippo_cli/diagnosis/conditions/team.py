@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ippo_cli.config.schema import ConversationConfig
 from ippo_cli.config.text import join_names
 from ippo_cli.diagnosis.finding import (
     Certainty,
@@ -34,7 +33,7 @@ def find_deaf_agents(observations: Observations) -> Outcome:
     without_credit = [name for name in trained_agents(observations.config) if _has_no_influence(observations, name)]
     if without_credit:
         return _no_influence(observations, without_credit)
-    if not isinstance(observations.config.task, ConversationConfig):
+    if not observations.config.task.is_conversation:
         return NotChecked("agents act in an environment, and reward.measure_credit_every is 0")
     readings = count_readings(observations.episodes)
     unread = [name for name in observations.config.task.agents if name in readings and readings[name].is_unread]

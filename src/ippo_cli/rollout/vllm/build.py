@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ippo_cli.config.schema import RolloutConfig, SamplingConfig, VllmConfig, VllmMode, VllmRolloutConfig
+from ippo_cli.config.schema import SamplingConfig, VllmConfig, VllmMode, VllmRolloutConfig
 from ippo_cli.rollout.engine import EngineModel, EngineResources, InferenceEngine
 from ippo_cli.rollout.engine_generator import EngineGenerator
 from ippo_cli.rollout.engine_pool import EnginePool
@@ -22,7 +22,7 @@ _factories: dict[str, _EngineFactory] = {}  # by settings
 
 def build_vllm_generator(
     policies: Mapping[str, GenerationPolicy],
-    config: RolloutConfig,
+    config: VllmRolloutConfig,
     sampling: Mapping[str, SamplingConfig],
     poll: Poll | None = None,
     *,
@@ -30,7 +30,6 @@ def build_vllm_generator(
     resources: EngineResources | None = None,
 ) -> EngineGenerator:
     """The generator with an engine for each model. `continues` has no effect: vLLM caches prefixes itself."""
-    assert isinstance(config, VllmRolloutConfig)
     settings, resources = config.vllm, resources or EngineResources()
     factory = _factories.setdefault(
         f"{asdict(settings)} {resources.devices}", _EngineFactory(settings, resources.devices)
