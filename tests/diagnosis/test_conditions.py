@@ -64,6 +64,22 @@ def flat(n: int) -> float:
     return 0.2 + 0.002 * (-1) ** n
 
 
+def test_sampled_tokens_show_a_large_update_of_a_single_step(config: Config) -> None:
+    """`policy/approx_kl` is 0 with one step per iteration: it is measured before each step."""
+
+    def one_step(n: int) -> dict[str, float]:
+        return {"policy/approx_kl": 0.0, "policy/steps": 1.0, "score/mean": flat(n)}
+
+    for kl in ({1: 3.0}, {1: 0.3, 5: 0.2}):
+        finding = find("learning_rate", config, one_step, sampled_kl={"solo": kl})
+        assert isinstance(finding, Finding)
+        assert "KL of sampled tokens" in finding.evidence[0].values
+        assert "algorithm.target_kl=0.02" not in finding.overrides
+    for kl in ({}, {1: 0.3}, {1: 0.05, 5: 0.09}):
+        assert find("learning_rate", config, one_step, sampled_kl={"solo": kl}) is None
+    assert find("learning_rate", config, lambda _: {}, sampled_kl={"solo": {1: 3.0}}) is None, "the score rises"
+
+
 METRIC_CONDITIONS = (
     "learning_rate",
     "masked_tokens",
