@@ -342,7 +342,7 @@ def typed_jobs(seed: int, healthy_seed: int) -> Iterator[Job]:
     yield Job(
         name="typed/wrong_stop_token",
         overrides=(*loaded, *letters, "actor.model=HOME/model", "rollout.max_new_tokens=8", f"seed={seed}"),
-        expected=("truncated",),
+        expected=("stop_token",),
         files={"letters.jsonl": LETTER_ROWS},
         prepare=make_model_with_wrong_stop_token,
     )

@@ -80,6 +80,21 @@ def test_sampled_tokens_show_a_large_update_of_a_single_step(config: Config) -> 
     assert find("learning_rate", config, lambda _: {}, sampled_kl={"solo": {1: 3.0}}) is None, "the score rises"
 
 
+def test_responses_that_pass_an_end_of_turn_show_a_wrong_stop_token(config: Config) -> None:
+    def episodes(*tokens: str) -> list[dict[str, Any]]:
+        return [{"turns": [{"agent": "solo", "response": "yes", "tokens": {"text": list(tokens)}}]}]
+
+    passing, ended = episodes("yes", "<|im_end|>", "<|im_start|>"), episodes("yes", "<|im_end|>")
+    finding = find("stop_token", config, lambda _: {}, episodes=passing * 3 + ended * 7)
+    assert isinstance(finding, Finding)
+    assert "go on after <|im_end|>" in finding.text
+    assert finding.evidence[0].values == "3 of 10 contain <|im_end|> before their end"
+    assert finding.overrides == ("rollout.stop_strings=['<|im_end|>']",)
+    for others in (passing * 2 + ended * 8, ended * 8, episodes("the", "<end", ">", "!") * 8):
+        assert find("stop_token", config, lambda _: {}, episodes=others) is None
+    assert isinstance(find("stop_token", config, lambda _: {}, episodes=passing * 7), NotChecked)
+
+
 METRIC_CONDITIONS = (
     "learning_rate",
     "masked_tokens",

@@ -1,8 +1,9 @@
-"""Conditions of responses: truncation, overflowing contexts, silence, and prompts in another model's format."""
+"""Conditions of responses: truncation, overflowing contexts, silence, stop tokens, and another model's format."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,12 @@ TURN_MARKERS = re.compile(
     r"|<(?:start|end)_of_turn>|\[/?INST\]|<<SYS>>|</s>|<s>"
     r"|^\s*(?:#+\s*)?(?:User|Human|Assistant|System|Instruction|Response|Question|Answer)\s*:",
     re.MULTILINE,
+)
+
+# Tokens with which chat models end a turn.
+END_TOKENS = re.compile(
+    r"<\|(?:im_end|end|eot|eot_id|eom_id|endoftext|end_of_text|end_of_turn|return)\|>|<end_of_turn>|</s>|<eos>"
+    r"|<｜end▁of▁sentence｜>"
 )
 
 
@@ -173,6 +180,46 @@ def find_silence(observations: Observations) -> Outcome:
         overrides=("rollout.min_new_tokens=1",),
         certainty=Certainty.certain,
     )
+
+
+def find_missing_stop_token(observations: Observations) -> Outcome:
+    """Responses go on after a token that ends a turn of the model, because it is no stop token."""
+    tokens = _sampled_tokens(observations.episodes)
+    counts = {name: _count_passed_ends(tokens.get(name, [])) for name in trained_agents(observations.config)}
+    names = [
+        name
+        for name, ends in counts.items()
+        if len(tokens.get(name, [])) >= MIN_RESPONSES and ends.total() >= MARKED_FRACTION * len(tokens[name])
+    ]
+    if not names:
+        known = any(len(own) >= MIN_RESPONSES for own in tokens.values())
+        return None if known else NotChecked(f"needs {MIN_RESPONSES} sampled responses with tokens")
+    [(token, count)] = counts[names[0]].most_common(1)
+    return Finding(
+        agents=tuple(names),
+        text=f"responses of {join_names(names)} go on after {token}, which ends a turn of the model but is no stop token",
+        advice="stop at it: name it as eos_token in tokenizer_config.json, or as a stop string",
+        evidence=(
+            Evidence(f"samples of {names[0]}", f"{count} of {len(tokens[names[0]])} contain {token} before their end"),
+            *(metric_evidence(observations.rows, f"{name}/rollout/truncated_fraction") for name in names),
+        ),
+        overrides=(f"rollout.stop_strings=['{token}']",),
+    )
+
+
+def _sampled_tokens(episodes: Sequence[Mapping[str, Any]]) -> dict[str, list[list[str]]]:
+    """Texts of the tokens of sampled responses, special tokens included, without outer spaces, by agent."""
+    found: dict[str, list[list[str]]] = {}
+    for turn in (turn for episode in episodes for turn in episode.get("turns") or ()):
+        if texts := (turn.get("tokens") or {}).get("text"):
+            found.setdefault(str(turn.get("agent")), []).append([str(text).strip() for text in texts])
+    return found
+
+
+def _count_passed_ends(responses: Sequence[Sequence[str]]) -> Counter[str]:
+    """The first token that ends a turn, of each response that has one before its last token."""
+    firsts = (next(filter(END_TOKENS.fullmatch, texts[:-1]), None) for texts in responses)
+    return Counter(token for token in firsts if token is not None)
 
 
 def find_template_mismatch(observations: Observations) -> Outcome:
