@@ -70,12 +70,12 @@ def test_sampled_tokens_show_a_large_update_of_a_single_step(config: Config) -> 
     def one_step(n: int) -> dict[str, float]:
         return {"policy/approx_kl": 0.0, "policy/steps": 1.0, "score/mean": flat(n)}
 
-    for kl in ({1: 3.0}, {1: 0.3, 5: 0.2}):
+    for kl in ({1: 3.0}, {1: 0.5, 5: 0.4}):
         finding = find("learning_rate", config, one_step, sampled_kl={"solo": kl})
         assert isinstance(finding, Finding)
         assert "KL of sampled tokens" in finding.evidence[0].values
         assert "algorithm.target_kl=0.02" not in finding.overrides
-    for kl in ({}, {1: 0.3}, {1: 0.05, 5: 0.09}):
+    for kl in ({}, {1: 0.9}, {1: 0.05, 5: 0.2}):
         assert find("learning_rate", config, one_step, sampled_kl={"solo": kl}) is None
     assert find("learning_rate", config, lambda _: {}, sampled_kl={"solo": {1: 3.0}}) is None, "the score rises"
 

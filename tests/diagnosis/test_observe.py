@@ -68,8 +68,8 @@ def test_adapter_with_zero_matrices(tmp_path: Path) -> None:
 def test_kl_of_sampled_tokens(tmp_path: Path) -> None:
     (tmp_path / "samples").mkdir()
     turns = [
-        {"agent": "low", "tokens": {"ratio": [2.0, 0.5, None, 0.0] * 4}},
-        {"agent": "high", "tokens": {"ratio": [1.0] * 7}},  # too few
+        {"agent": "low", "tokens": {"ratio": [2.0, 0.5, None, 0.0] * 8}},
+        {"agent": "high", "tokens": {"ratio": [1.0] * 15}},  # too few
         {"agent": "frozen", "tokens": {"text": ["a"]}},
         {"agent": "old"},
     ]

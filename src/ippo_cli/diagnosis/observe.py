@@ -19,7 +19,7 @@ from ippo_cli.tasks.data_files import SUFFIXES, count_rows, file_suffix
 
 MAX_SAMPLE_FILES = 40  # the newest files
 MAX_COUNTED_BYTES = 2**28  # larger data files are not counted
-MIN_SAMPLED_TOKENS = 8  # of an agent and iteration, to estimate the KL of an update
+MIN_SAMPLED_TOKENS = 16  # of an agent and iteration, to estimate the KL of an update
 TINY_RATIO = 1e-38
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 ADAPTER_FILE = "adapter_model.safetensors"

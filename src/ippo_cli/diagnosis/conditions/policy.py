@@ -34,7 +34,7 @@ from ippo_cli.diagnosis.series import (
 )
 
 LARGE_KL = 0.1  # nats per token between the sampling and the updated policy, mean over an iteration's steps
-HUGE_KL = 1.0  # nats per sampled token, in one iteration
+LARGE_SAMPLED_KL, HUGE_SAMPLED_KL = 0.3, 1.0  # nats per token, a mean over few tokens: in two iterations, in one
 LARGE_ENTROPY_STEP = 0.5  # nats per token between two iterations
 MIN_LARGE_STEPS = 2  # iterations with a large update
 SMALL_UPDATE = 1e-8  # sum of learning rates below which float32 weights of usual size do not change
@@ -88,9 +88,9 @@ def _has_harmful_updates(observations: Observations, name: str) -> bool:
     counts = (
         sum(value > LARGE_KL for value in kl),
         sum(value > LARGE_ENTROPY_STEP for value in entropy),
-        sum(value > LARGE_KL for value in sampled),
+        sum(value > LARGE_SAMPLED_KL for value in sampled),
         # Few iterations are sampled, and a policy that has collapsed changes no more.
-        MIN_LARGE_STEPS * any(value > HUGE_KL for value in sampled),
+        MIN_LARGE_STEPS * any(value > HUGE_SAMPLED_KL for value in sampled),
     )
     return max(counts) >= MIN_LARGE_STEPS and not has_gained(observations, name)
 
@@ -106,7 +106,7 @@ def _update_sizes(observations: Observations, name: str) -> tuple[list[float], l
 def _describe_updates(observations: Observations, name: str) -> str:
     kl, entropy = _update_sizes(observations, name)
     sampled = max(observations.sampled_kl.get(name, {}).values(), default=0.0)
-    after = f", KL of sampled tokens {format_value(sampled)}" if sampled > LARGE_KL else ""
+    after = f", KL of sampled tokens {format_value(sampled)}" if sampled > LARGE_SAMPLED_KL else ""
     largest = [format_value(max(values, default=0.0)) for values in (kl, entropy)]
     return f"approx_kl {largest[0]}, entropy by {largest[1]} nats{after}"
 
