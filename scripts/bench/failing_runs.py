@@ -124,7 +124,9 @@ def prepare_folder(job: Job, home: Path, model: Path | None) -> list[str]:
     if job.prepare is not None:
         job.prepare(home)
     place = str(home.absolute())
-    return [text.replace("HOME", place).replace("MODEL", str(model)) for text in (*job.overrides, f"output_dir={place}")]
+    return [
+        text.replace("HOME", place).replace("MODEL", str(model)) for text in (*job.overrides, f"output_dir={place}")
+    ]
 
 
 def check_by_commands(job: Job, root: Path) -> tuple[bool, str, str]:

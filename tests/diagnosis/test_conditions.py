@@ -81,6 +81,9 @@ def test_sampled_tokens_show_a_large_update_of_a_single_step(config: Config) -> 
 
 
 def test_responses_that_pass_an_end_of_turn_show_a_wrong_stop_token(config: Config) -> None:
+    tiny = config
+    config = build_config(resolve_config(compose_node(["task=sorting_solo", "actor=full", "actor.model=x"])))
+
     def episodes(*tokens: str) -> list[dict[str, Any]]:
         return [{"turns": [{"agent": "solo", "response": "yes", "tokens": {"text": list(tokens)}}]}]
 
@@ -93,6 +96,7 @@ def test_responses_that_pass_an_end_of_turn_show_a_wrong_stop_token(config: Conf
     for others in (passing * 2 + ended * 8, ended * 8, episodes("the", "<end", ">", "!") * 8):
         assert find("stop_token", config, lambda _: {}, episodes=others) is None
     assert isinstance(find("stop_token", config, lambda _: {}, episodes=passing * 7), NotChecked)
+    assert find("stop_token", tiny, lambda _: {}, episodes=()) is None
 
 
 METRIC_CONDITIONS = (

@@ -35,6 +35,7 @@ MOST = 0.9  # a fraction of truncated responses that hides the score of whole on
 SOME, MANY = 0.05, 0.5  # thresholds for the fractions of overflowed episodes and of truncated turns
 FIRST_ROWS = 3  # iterations with many truncated turns
 MIN_RESPONSES = 8  # sampled responses of an agent, at least, to count markers in
+SAMPLES_ADVICE = "set tracker.samples_every and tracker.samples"
 MARKED_FRACTION = 0.25  # fraction of responses with a marker of a conversation
 # Control tokens of chat templates, and names of roles at the start of a line: they end a turn or begin one.
 TURN_MARKERS = re.compile(
@@ -184,16 +185,19 @@ def find_silence(observations: Observations) -> Outcome:
 
 def find_missing_stop_token(observations: Observations) -> Outcome:
     """Responses go on after a token that ends a turn of the model, because it is no stop token."""
-    tokens = _sampled_tokens(observations.episodes)
-    counts = {name: _count_passed_ends(tokens.get(name, [])) for name in trained_agents(observations.config)}
+    tokens, agents = _sampled_tokens(observations.episodes), observations.config.task.agents
+    loaded = [name for name in trained_agents(observations.config) if agents[name].actor.model is not None]
+    counts = {name: _count_passed_ends(tokens.get(name, [])) for name in loaded}
     names = [
         name
         for name, ends in counts.items()
         if len(tokens.get(name, [])) >= MIN_RESPONSES and ends.total() >= MARKED_FRACTION * len(tokens[name])
     ]
     if not names:
-        known = any(len(own) >= MIN_RESPONSES for own in tokens.values())
-        return None if known else NotChecked(f"needs {MIN_RESPONSES} sampled responses with tokens")
+        known = all(len(tokens.get(name, [])) >= MIN_RESPONSES for name in loaded)
+        return (
+            None if known else NotChecked(f"fewer than {MIN_RESPONSES} sampled responses with tokens; {SAMPLES_ADVICE}")
+        )
     [(token, count)] = counts[names[0]].most_common(1)
     return Finding(
         agents=tuple(names),
@@ -240,7 +244,7 @@ def find_template_mismatch(observations: Observations) -> Outcome:
         return _base_model(observations, endless)
     if texts or observations.chat_templates:
         return None
-    return NotChecked(f"fewer than {MIN_RESPONSES} sampled responses; set tracker.samples_every and tracker.samples")
+    return NotChecked(f"fewer than {MIN_RESPONSES} sampled responses; {SAMPLES_ADVICE}")
 
 
 def _continued_conversation(
