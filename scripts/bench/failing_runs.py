@@ -5,8 +5,8 @@
     python scripts/bench/failing_runs.py /tmp/runs --record tests/diagnosis/recorded
     python scripts/bench/failing_runs.py /tmp/runs --typed --seeds 91      thirteen other runs, by commands: minutes
 
-Every run of the list in `runs_to_diagnose.py` is trained in this process, with `--typed` by `ippo-train` and examined by
-`ippo-doctor`. Finished runs in the folder are not repeated.
+Every run of the list in `runs_to_diagnose.py` is trained in this process; with `--typed`, other runs are trained by
+`ippo-train` and examined by `ippo-doctor`. Finished runs in the folder are not repeated.
 `--record` writes what the conditions read of the runs, which the tests use: `failing.json.gz` and `healthy.json.gz`.
 """
 

@@ -290,7 +290,7 @@ LETTER_ROWS = "".join(json.dumps({"prompt": f"{a}{b}>", "answer": b}) + "\n" for
 
 
 def make_model_with_wrong_stop_token(home: Path) -> None:
-    """Write `model`: it answers the prompts of `LETTER_ROWS` and ends with a token that its configuration does not name."""
+    """Write `model`: it answers the prompts of `LETTER_ROWS` and ends with a token that is not its stop token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -303,7 +303,8 @@ def make_model_with_wrong_stop_token(home: Path) -> None:
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(vocabulary), pad_token_id=0, eos_token_id=1, **shape))
     rows = [json.loads(line) for line in LETTER_ROWS.splitlines()]
-    ids = torch.tensor([tokenizer(row["prompt"] + row["answer"]).input_ids + [2] for row in rows])
+    ids = torch.tensor([tokenizer(row["prompt"] + row["answer"]).input_ids for row in rows])
+    ids = torch.cat([ids, torch.full((len(ids), 1), 2)], dim=1)
     labels = torch.cat([torch.full_like(ids[:, :3], -100), ids[:, 3:]], dim=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(60):

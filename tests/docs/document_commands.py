@@ -2,8 +2,8 @@
 
     python tests/docs/document_commands.py docs/start.md     # runs a page's commands; prints each one and its output
 
-Commands run as typed, in the order of the page, in a folder with small random models and data under the names that pages
-use (`PATH`, `outputs/default/RUN`, `train.jsonl`). A training run ends after one iteration, by keys added to the command.
+Commands run as typed, in the order of the page, in a folder with small random models and data under the names that
+pages use (`PATH`, `outputs/default/RUN`, `train.jsonl`). A training run ends after one iteration, by additional keys.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def commands_to_train() -> frozenset[Command]:
 
 
 def complete(command: Command) -> str:
-    """The command for this machine: without `...`, with other values where a page's would need other runs, shortened."""
+    """The command for this machine: without `...`, shortened, and with other values where it needs other runs."""
     text = re.sub(r"^scripts/train\.sh(?= \+)", "ippo-train", command.text)
     text = re.sub(r"^\.\.\.", "ippo-train ...", text).replace("8000", str(free_port()))
     for pattern, value in REPLACED.get(command.page, ()):
@@ -325,7 +325,8 @@ def run_in_fork(module: str, words: list[str], folder: str, output: str) -> None
     os.dup2(file, 2)
     if not module:
         os.execvp(words[0], words)
-    sys.stdin, sys.argv = open(0), [f"ippo-{module}", *words]
+    sys.stdin = os.fdopen(0)
+    sys.argv = [f"ippo-{module}", *words]
     importlib.import_module(f"ippo_cli.cli.{module}").main()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from document_commands import SKIPPED, commands_to_train, complete, pages, read_commands, run_page  # noqa: E402
+from document_commands import SKIPPED, commands_to_train, complete, pages, read_commands, run_page
 
 COMMANDS = [command for commands in pages().values() for command in commands]
 RUNNABLE = [page for page, commands in pages().items() if any(command.skip_reason is None for command in commands)]

@@ -1,4 +1,4 @@
-"""`scripts/bench/failing_runs.py --typed`: `ippo-doctor` names the cause of new failing runs, and none of healthy ones."""
+"""`scripts/bench/failing_runs.py --typed`: `ippo-doctor` names causes of new failing runs, and none of healthy ones."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ TURN_MARKERS = re.compile(
 # Tokens with which chat models end a turn.
 END_TOKENS = re.compile(
     r"<\|(?:im_end|end|eot|eot_id|eom_id|endoftext|end_of_text|end_of_turn|return)\|>|<end_of_turn>|</s>|<eos>"
-    r"|<｜end▁of▁sentence｜>"
+    r"|<\uff5cend\u2581of\u2581sentence\uff5c>"
 )
 
 
@@ -201,7 +201,8 @@ def find_missing_stop_token(observations: Observations) -> Outcome:
     [(token, count)] = counts[names[0]].most_common(1)
     return Finding(
         agents=tuple(names),
-        text=f"responses of {join_names(names)} go on after {token}, which ends a turn of the model but is no stop token",
+        text=f"responses of {join_names(names)} go on after {token}, which ends a turn of the model and is no stop "
+        "token",
         advice="stop at it: name it as eos_token in tokenizer_config.json, or as a stop string",
         evidence=(
             Evidence(f"samples of {names[0]}", f"{count} of {len(tokens[names[0]])} contain {token} before their end"),
