@@ -8,6 +8,7 @@ pages use (`PATH`, `outputs/default/RUN`, `train.jsonl`). A training run ends af
 
 from __future__ import annotations
 
+import atexit
 import gzip
 import importlib
 import json
@@ -68,7 +69,7 @@ SMALL_TINY = ("actor.warm_start_steps=2", "actor.hidden_size=16", "actor.num_lay
 SMALL_PRETRAINED = (
     "rollout.buffer_size=16",
     "rollout.max_new_tokens=4",
-    "algorithm.mini_batch_size=8",
+    "algorithm.mini_batch_size=16",
     "actor.dtype=fp32",
 )
 SMALL_SWEEP = ("num_iterations=2", "evaluation.size=8", *SMALL_TINY)
@@ -410,11 +411,11 @@ def write_page_files(page: str, folder: Path) -> None:
     for file in EXAMPLES.glob("*.py"):
         shutil.copy(file, folder)
     write_data(folder)
-    write_models(folder)
+    link_models(folder)
     typed = " ".join(complete(command) for command in pages()[page])
     for name in dict.fromkeys(re.findall(r"outputs/(\w+)", typed)):
         if name in RUNS:
-            shutil.copytree(train_run(name, folder), folder / "outputs" / name / "RUN")
+            shutil.copytree(train_run(RUNS[name]), folder / "outputs" / name / "RUN")
 
 
 MODULES = {
@@ -423,9 +424,9 @@ MODULES = {
 }
 """Modules of `ippo_cli.cli` by the names of commands."""
 
-RUNS: Mapping[str, Sequence[str]] = {
+RUNS: Mapping[str, tuple[str, ...]] = {
     "default": (),
-    "a": ("seed=1",),
+    "a": (),
     "b": ("seed=2",),
     "lora": ("actor=tiny_lora",),
     "game": ("task=pennies.yaml", "rollout.max_new_tokens=2"),
@@ -434,11 +435,33 @@ RUNS: Mapping[str, Sequence[str]] = {
 """Runs that pages name, with their overrides."""
 
 
-def train_run(name: str, folder: Path) -> Path:
+@cache
+def shared_folder() -> Path:
+    """A folder with data, task files and models, for the runs that pages name; it is removed at the end."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    write_data(folder)
+    write_models(folder)
+    return folder
+
+
+def link_models(folder: Path) -> None:
+    """The language model under all names of `MODELS`, and a reward model as `REWARD`."""
+    for name in MODELS:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(shared_folder() / "small_model")
+    (folder / "REWARD").symlink_to(shared_folder() / "reward_model")
+
+
+@cache
+def train_run(overrides: tuple[str, ...]) -> Path:
     """Train a run for three of four iterations; returns its folder."""
+    folder, name = shared_folder(), f"run{abs(hash(overrides))}"
     words = ["num_iterations=4", "max_iterations_this_run=3", "checkpoint.every=1", "checkpoint.keep=10"]
     words += ["evaluation.every=1", "evaluation.size=8", *SMALL_TINY]
-    words += [f"name={name}", "output_dir=made", *RUNS[name]]
+    words += [f"name={name}", "output_dir=made", *overrides]
     command = Command("", 0, shlex.join(["ippo-train", *words]))
     result = run_text(command, command.text, folder)
     assert result.failure is None, result.failure
@@ -485,7 +508,7 @@ def write_data(folder: Path) -> None:
 
 
 def write_models(folder: Path) -> None:
-    """A language model under all names of `MODELS`, and reward models `REWARD` and `reward_model`."""
+    """A language model and a reward model with random weights."""
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
     sys.path.insert(0, str(EXAMPLES))
@@ -493,16 +516,13 @@ def write_models(folder: Path) -> None:
 
     (folder / "text").write_text("Write a summary of 1 2 3 4 5 6 7 8 9. What is 1 + 1? " * 20)
     model = folder / "small_model"
-    small_model.make(folder / "text", model, vocabulary=300, hidden=16, layers=1, seed=0)
+    small_model.make(folder / "text", model, vocabulary=300, hidden=16, layers=8, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = TEMPLATE + tokenizer.chat_template
     tokenizer.save_pretrained(model)
-    for name in MODELS:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).symlink_to(model)
     settings = AutoConfig.from_pretrained(model, num_labels=1)
-    AutoModelForSequenceClassification.from_config(settings).save_pretrained(folder / "REWARD")
-    tokenizer.save_pretrained(folder / "REWARD")
+    AutoModelForSequenceClassification.from_config(settings).save_pretrained(folder / "reward_model")
+    tokenizer.save_pretrained(folder / "reward_model")
 
 
 if __name__ == "__main__":
