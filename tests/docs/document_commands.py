@@ -79,7 +79,7 @@ OMITTED = {
     "docs/tasks.md": "task.train=train.jsonl task.eval=test.jsonl task.agents.solo.answer={answer}",
     "docs/rewards.md": "actor=full actor.model=PATH task.train=train.jsonl task.eval=test.jsonl",
     "docs/recipes.md": "actor.model=models/smollm2",
-    "docs/tools.md": "actor=full task.agents.solo.answer={answer}",
+    "docs/tools.md": "actor=full task.eval=test.jsonl task.agents.solo.answer={answer}",
 }
 """Arguments for `...` of a page's commands."""
 DATA = "task.train=train.jsonl task.eval=test.jsonl"  # for the hub datasets of tasks
