@@ -33,7 +33,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "scripts" / "examples"
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 
 SKIPPED = (
     (r"\bpip install|-m venv|-m pip", "installs packages"),
@@ -103,6 +103,7 @@ REPLACED: Mapping[str, Sequence[tuple[str, str]]] = {
     "docs/recipes.md": (("launch.processes=8", "launch.processes=2"),),
     "docs/reliability.md": (("iterations=12,40", "iterations=1,2"),),
     "docs/results.md": ((r"outputs/critics/RUN", "$(ls -d outputs/critics/*)"),),
+    "docs/rewards.md": (("--layers 8", "--layers 1"),),
     "docs/sweeps.md": (
         (r" sweep\.(trials|members|generations)=\d+", ""),
         (r"sweep=(optuna|ppo_learning_rates)", r"sweep=\1 sweep.trials=2"),
@@ -202,11 +203,15 @@ def pages() -> dict[str, list[Command]]:
 
 @cache
 def commands_to_train() -> frozenset[Command]:
-    """The training commands that have an option which no earlier command has; others are composed and checked."""
+    """Training commands with an option that no earlier one has, or with another launcher, or of a run used later.
+
+    Others are composed and checked.
+    """
     found, seen = {pages()["docs/start.md"][0]}, set()
     for command in (command for commands in pages().values() for command in commands):
         if command.is_training and not command.is_sweep and command.skip_reason is None:
-            if not command.options <= seen or "outputs/" in command.text:
+            is_plain = command.text.startswith("ippo-train ") and not re.search(r"outputs/| name=", command.text)
+            if not command.options <= seen or not is_plain:
                 found.add(command)
             seen |= command.options
     return frozenset(found)
@@ -485,10 +490,12 @@ def write_data(folder: Path) -> None:
         }
         for number in range(60)
     ]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    lines = [json.dumps(row) + "\n" for row in rows]
     (folder / "data").mkdir()
-    for name in ("train.jsonl", "test.jsonl", "questions.jsonl", "held_out.jsonl", "other.jsonl", "data/rows.jsonl"):
-        (folder / name).write_text(lines)
+    for name in ("train.jsonl", "questions.jsonl", "data/rows.jsonl"):
+        (folder / name).write_text("".join(lines))
+    for name in ("test.jsonl", "held_out.jsonl", "other.jsonl"):
+        (folder / name).write_text("".join(lines[:8]))
     (folder / "letters.jsonl").write_text('{"letter": "a"}\n{"letter": "b"}\n')
     check = "def check(candidate):\n    assert candidate(1) == 2\n"
     problem = {
@@ -516,7 +523,7 @@ def write_models(folder: Path) -> None:
 
     (folder / "text").write_text("Write a summary of 1 2 3 4 5 6 7 8 9. What is 1 + 1? " * 20)
     model = folder / "small_model"
-    small_model.make(folder / "text", model, vocabulary=300, hidden=16, layers=8, seed=0)
+    small_model.make(folder / "text", model, vocabulary=300, hidden=16, layers=1, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = TEMPLATE + tokenizer.chat_template
     tokenizer.save_pretrained(model)
