@@ -221,6 +221,7 @@ def complete(command: Command) -> str:
     """The command for this machine: without `...`, shortened, and with other values where it needs other runs."""
     text = re.sub(r"^scripts/train\.sh(?= \+)", "ippo-train", command.text)
     text = re.sub(r"^\.\.\.", "ippo-train ...", text).replace("8000", str(free_port()))
+    text = re.sub(r"\b(resume=outputs/\S+)", r"\1 max_iterations_this_run=null", text)
     for pattern, value in REPLACED.get(command.page, ()):
         text = re.sub(pattern, value, text)
     if "..." in text:
