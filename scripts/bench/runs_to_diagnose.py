@@ -1,11 +1,15 @@
-"""The runs of `failing_runs.py`: twelve ways to fail, some in two variants, and forty healthy runs."""
+"""The runs of `failing_runs.py`: twelve ways to fail, some in two variants, and forty healthy runs.
+
+`typed_jobs` are thirteen further runs that are trained and examined by the commands that a user types.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 
@@ -44,6 +48,8 @@ class Job:
     expected: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     fault: Callable[[], AbstractContextManager[None]] = nullcontext  # held during the training
+    prepare: Callable[[Path], None] | None = None  # writes further files into the folder of `files`
+    is_refused: bool = False  # `ippo-train` must end with exit code 2 before a run starts
 
     @property
     def needs_model(self) -> bool:
@@ -273,3 +279,93 @@ def healthy_jobs(first_seed: int) -> Iterator[Job]:
         for number, (algorithm, overrides) in enumerate(ALGORITHMS.items()):
             seed = first_seed + place * len(ALGORITHMS) + number
             yield Job(name=f"healthy/{task}_{algorithm}{suffix}", overrides=(*own, *overrides, f"seed={seed}"))
+
+
+ZERO_REWARD = """
+def score(examples, responses):
+    return {"team": [float("answer" in text) for text in responses["low"]]}
+"""
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LETTER_ROWS = "".join(json.dumps({"prompt": f"{a}{b}>", "answer": b}) + "\n" for a in LETTERS for b in LETTERS[:8])
+
+
+def make_model_with_wrong_stop_token(home: Path) -> None:
+    """Write `model`: it answers the prompts of `LETTER_ROWS` and ends with a token that is not its stop token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    vocabulary = {token: number for number, token in enumerate(["<pad>", "<eos>", "<|im_end|>", ">", *LETTERS])}
+    whole = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    whole.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "extra_special_tokens": ["<|im_end|>"]}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=whole, **special)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(vocabulary), pad_token_id=0, eos_token_id=1, **shape))
+    rows = [json.loads(line) for line in LETTER_ROWS.splitlines()]
+    ids = torch.tensor([tokenizer(row["prompt"] + row["answer"]).input_ids for row in rows])
+    ids = torch.cat([ids, torch.full((len(ids), 1), 2)], dim=1)
+    labels = torch.cat([torch.full_like(ids[:, :3], -100), ids[:, 3:]], dim=1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(home / "model")
+    tokenizer.save_pretrained(home / "model")
+
+
+def typed_jobs(seed: int, healthy_seed: int) -> Iterator[Job]:
+    """Eight failing runs and five healthy ones, of other tasks and algorithms than the recorded ones."""
+    for job in _typed(seed, healthy_seed):
+        yield replace(
+            job, overrides=tuple(text.replace("num_iterations=40", "num_iterations=24") for text in job.overrides)
+        )
+
+
+def _typed(seed: int, healthy_seed: int) -> Iterator[Job]:
+    solo, sorting = TASKS["sorting_solo"], (*SORTING, *CRITIC)
+    relay = (*TASKS["relay"], *CRITIC, "algorithm=ppo")
+    by_function = ("reward=function", "reward.function=HOME/reward.py:score")
+    letters = ("task=jsonl", "task.train=HOME/letters.jsonl", "task.eval=HOME/letters.jsonl", "algorithm=rloo")
+    letters += ("task.agents.solo.answer='{answer}'", "reward=exact_match", "rollout.num_generations=4", "critic=none")
+    loaded = tuple(text for text in TINY if not text.startswith(("actor.", "rollout.")))
+    loaded += ("actor=full", "actor.dtype=fp32", "actor.learning_rate=1e-3", "rollout.buffer_size=128")
+    grpo = ("algorithm=grpo", "rollout.num_generations=8")
+    failing: Mapping[str, tuple[str, tuple[str, ...], str]] = {
+        "learning_rate_too_high": ("learning_rate", (*solo, *grpo, "actor.learning_rate=0.1"), ""),
+        "constant_reward": ("equal_scores", (*solo, *by_function, "algorithm=rloo"), CONSTANT_REWARD),
+        "zero_reward": ("equal_scores", (*sorting, *by_function), ZERO_REWARD),
+        "kl_explosion": (
+            "kl_coefficient",
+            (*solo, *by_function, *grpo, "algorithm.kl.loss.coef=1e-6", "actor.warm_start_steps=200"),
+            RARE_LETTERS_REWARD,
+        ),
+        "dead_critic": ("explained_variance", (*relay, "critic.learning_rate=1e-9"), ""),
+        "always_truncated": ("truncated", (*solo, "algorithm=rloo", "rollout.max_new_tokens=3"), ""),
+    }
+    for name, (condition, overrides, reward) in failing.items():
+        files = {"reward.py": reward} if reward else {}
+        yield Job(name=f"typed/{name}", overrides=(*overrides, f"seed={seed}"), expected=(condition,), files=files)
+    yield Job(
+        name="typed/wrong_stop_token",
+        overrides=(*loaded, *letters, "actor.model=HOME/model", "rollout.max_new_tokens=8", f"seed={seed}"),
+        expected=("stop_token",),
+        files={"letters.jsonl": LETTER_ROWS},
+        prepare=make_model_with_wrong_stop_token,
+    )
+    yield Job(
+        name="typed/missing_field",
+        overrides=(*TINY, *letters, "actor.alphabet=printable", f"seed={seed}"),
+        files={"letters.jsonl": LETTER_ROWS.replace('"answer"', '"target"')},
+        is_refused=True,
+    )
+    healthy = {
+        "ppo": (*solo, *CRITIC, "algorithm=ppo"),
+        "grpo": (*TASKS["relay"], *grpo),
+        "ippo_team": sorting,
+        "lora": (*solo, *CRITIC, "algorithm=ppo", "actor=tiny_lora"),
+        "value_head": (*sorting, "algorithm=ppo", "critic=value_head"),
+    }
+    for number, (name, overrides) in enumerate(healthy.items()):
+        yield Job(name=f"typed/healthy_{name}", overrides=(*overrides, f"seed={healthy_seed + number}"))

@@ -42,6 +42,10 @@ def _read_run(entry: dict[str, Any]) -> RecordedRun:
         train_rows=entry["train_rows"],
         held_out_rows=entry["held_out_rows"],
         chat_templates=entry["chat_templates"],
+        sampled_kl={
+            name: {int(number): kl for number, kl in values.items()}
+            for name, values in entry.get("sampled_kl", {}).items()
+        },
         unchanged_adapters=tuple(entry["unchanged_adapters"]),
     )
     return RecordedRun(entry["name"], tuple(entry["expected"]), observations)

@@ -64,6 +64,41 @@ def flat(n: int) -> float:
     return 0.2 + 0.002 * (-1) ** n
 
 
+def test_sampled_tokens_show_a_large_update_of_a_single_step(config: Config) -> None:
+    """`policy/approx_kl` is 0 with one step per iteration: it is measured before each step."""
+
+    def one_step(n: int) -> dict[str, float]:
+        return {"policy/approx_kl": 0.0, "policy/steps": 1.0, "score/mean": flat(n)}
+
+    for kl in ({1: 3.0}, {1: 0.5, 5: 0.4}):
+        finding = find("learning_rate", config, one_step, sampled_kl={"solo": kl})
+        assert isinstance(finding, Finding)
+        assert "KL of sampled tokens" in finding.evidence[0].values
+        assert "algorithm.target_kl=0.02" not in finding.overrides
+    for kl in ({}, {1: 0.9}, {1: 0.05, 5: 0.2}):
+        assert find("learning_rate", config, one_step, sampled_kl={"solo": kl}) is None
+    assert find("learning_rate", config, lambda _: {}, sampled_kl={"solo": {1: 3.0}}) is None, "the score rises"
+
+
+def test_responses_that_pass_an_end_of_turn_show_a_wrong_stop_token(config: Config) -> None:
+    tiny = config
+    config = build_config(resolve_config(compose_node(["task=sorting_solo", "actor=full", "actor.model=x"])))
+
+    def episodes(*tokens: str) -> list[dict[str, Any]]:
+        return [{"turns": [{"agent": "solo", "response": "yes", "tokens": {"text": list(tokens)}}]}]
+
+    passing, ended = episodes("yes", "<|im_end|>", "<|im_start|>"), episodes("yes", "<|im_end|>")
+    finding = find("stop_token", config, lambda _: {}, episodes=passing * 3 + ended * 7)
+    assert isinstance(finding, Finding)
+    assert "go on after <|im_end|>" in finding.text
+    assert finding.evidence[0].values == "3 of 10 contain <|im_end|> before their end"
+    assert finding.overrides == ("rollout.stop_strings=['<|im_end|>']",)
+    for others in (passing * 2 + ended * 8, ended * 8, episodes("the", "<end", ">", "!") * 8):
+        assert find("stop_token", config, lambda _: {}, episodes=others) is None
+    assert isinstance(find("stop_token", config, lambda _: {}, episodes=passing * 7), NotChecked)
+    assert find("stop_token", tiny, lambda _: {}, episodes=()) is None
+
+
 METRIC_CONDITIONS = (
     "learning_rate",
     "masked_tokens",

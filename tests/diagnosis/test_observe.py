@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from safetensors.torch import save_file
 
 from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.schema import Config
-from ippo_cli.diagnosis.observe import count_examples, find_unchanged_adapters
+from ippo_cli.diagnosis.observe import count_examples, find_unchanged_adapters, measure_sampled_kl
+from ippo_cli.runs.records import RunRecord
 
 
 def config(*overrides: str) -> Config:
@@ -60,3 +63,17 @@ def test_adapter_with_zero_matrices(tmp_path: Path) -> None:
     assert find_unchanged_adapters(tmp_path, config("task=sorting")) == ()
     (checkpoint / "low" / "actor" / "adapter_model.safetensors").write_bytes(b"damaged")
     assert find_unchanged_adapters(tmp_path, lora) == ()
+
+
+def test_kl_of_sampled_tokens(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    turns = [
+        {"agent": "low", "tokens": {"ratio": [2.0, 0.5, None, 0.0] * 8}},
+        {"agent": "high", "tokens": {"ratio": [1.0] * 15}},  # too few
+        {"agent": "frozen", "tokens": {"text": ["a"]}},
+        {"agent": "old"},
+    ]
+    for iteration in (1, 20):
+        (tmp_path / "samples" / f"train_{iteration:08d}.jsonl").write_text(json.dumps({"turns": turns}) + "\n")
+    expected = (1 - math.log(2) - 0.5 - math.log(0.5) - 1 + 1e-38 - math.log(1e-38)) / 3
+    assert measure_sampled_kl(RunRecord(tmp_path)) == {"low": {1: pytest.approx(expected), 20: pytest.approx(expected)}}

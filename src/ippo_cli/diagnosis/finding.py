@@ -70,6 +70,9 @@ class Observations:
     chat_templates: Mapping[str, bool] = field(
         default_factory=dict
     )  # by agent, whether its tokenizer has one; only those known
+    sampled_kl: Mapping[str, Mapping[int, float]] = field(
+        default_factory=dict
+    )  # by agent and iteration, KL of an update in nats per sampled token
     unchanged_adapters: Sequence[str] = ()  # agents with a saved LoRA adapter that adds 0 to its base
 
     @property

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ippo_cli.config.data import has_splits
@@ -18,6 +19,8 @@ from ippo_cli.tasks.data_files import SUFFIXES, count_rows, file_suffix
 
 MAX_SAMPLE_FILES = 40  # the newest files
 MAX_COUNTED_BYTES = 2**28  # larger data files are not counted
+MIN_SAMPLED_TOKENS = 16  # of an agent and iteration, to estimate the KL of an update
+TINY_RATIO = 1e-38
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 ADAPTER_FILE = "adapter_model.safetensors"
 
@@ -33,6 +36,7 @@ def observe_run(record: RunRecord, config: Config) -> Observations:
         train_rows=count_examples(config, "train"),
         held_out_rows=count_examples(config, "eval"),
         chat_templates=find_chat_templates(config),
+        sampled_kl=measure_sampled_kl(record),
         unchanged_adapters=find_unchanged_adapters(record.folder, config),
     )
 
@@ -40,6 +44,26 @@ def observe_run(record: RunRecord, config: Config) -> Observations:
 def read_episodes(record: RunRecord) -> list[dict[str, Any]]:
     """Sampled episodes of the newest sample files, oldest first."""
     return [episode for file in record.sample_files[-MAX_SAMPLE_FILES:] for episode in file.episodes()]
+
+
+def measure_sampled_kl(record: RunRecord) -> dict[str, dict[int, float]]:
+    """By agent and iteration, the mean of r - 1 - log r over sampled tokens, r the ratio after the update.
+
+    It estimates the KL divergence of the sampling policy from the updated one (http://joschu.net/blog/kl-approx.html),
+    also of an iteration with one step, in which `policy/approx_kl` is 0: it is measured before each step.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for file in record.sample_files[-MAX_SAMPLE_FILES:]:
+        parts: dict[str, list[float]] = {}
+        for turn in (turn for episode in file.episodes() for turn in episode.get("turns") or ()):
+            ratios = (turn.get("tokens") or {}).get("ratio") or ()
+            # A ratio of 0 is one below the range of float32.
+            kl = [max(r, TINY_RATIO) - 1 - math.log(max(r, TINY_RATIO)) for r in ratios if isinstance(r, int | float)]
+            parts.setdefault(str(turn.get("agent")), []).extend(kl)
+        for name, values in parts.items():
+            if len(values) >= MIN_SAMPLED_TOKENS:
+                found.setdefault(name, {})[file.iteration] = fmean(values)
+    return found
 
 
 def count_examples(config: Config, part: str) -> int | None:

@@ -20,6 +20,7 @@ from ippo_cli.diagnosis.conditions.responses import (
     find_context_overflow,
     find_cut_turns,
     find_frequent_truncation,
+    find_missing_stop_token,
     find_silence,
     find_template_mismatch,
     find_truncation,
@@ -52,6 +53,12 @@ CONDITIONS = (
         title="scores are not finite numbers",
         find=find_non_finite_scores,
         explains=("equal_scores", "policy_unchanged", "explained_variance", "empty_parts", *STUCK),
+    ),
+    Condition(
+        name="stop_token",
+        title="wrong stop token",
+        find=find_missing_stop_token,
+        explains=("chat_template", "truncated", "cut_turns", "equal_scores", *STUCK),
     ),
     Condition(
         name="chat_template",

@@ -34,6 +34,7 @@ from ippo_cli.evaluation.mixed_teams import (
 )
 from ippo_cli.formulas import shapley_values
 from ippo_cli.reporting.console import Console
+from ippo_cli.runs.folder import display_path
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.training.evaluate import Evaluation
 from ippo_cli.training.process import prepare_process
@@ -117,7 +118,7 @@ def attribute_gain(config: Config, folder: Path, checkpoint: str, baseline: str,
             file = result_file_name(names[1], config.evaluation.seed, [f"attribution={names[0]}", *overrides])
             target = folder / "evaluations" / f"attribution-{file}"
             distributed.run_on_main(lambda: write_record(target, record))
-            console.print_line(f"written to {target}")
+            console.print_line(f"written to {display_path(target)}")
     finally:
         distributed.shutdown()
     return target

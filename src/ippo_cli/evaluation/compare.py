@@ -27,7 +27,7 @@ from ippo_cli.evaluation.evaluate_run import (
     write_samples,
 )
 from ippo_cli.reporting.console import Console
-from ippo_cli.runs.folder import write_atomically
+from ippo_cli.runs.folder import display_path, write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.training.evaluate import Evaluation
 from ippo_cli.training.process import prepare_process
@@ -85,7 +85,7 @@ def compare(
                 console.print_line(line)
             for line in choice_messages(subjects, comparisons):
                 console.print_line(line)
-            console.print_line(f"written to {target} and {samples_file(target).name}")
+            console.print_line(f"written to {display_path(target)} and {samples_file(target).name}")
     finally:
         distributed.shutdown()
     return target

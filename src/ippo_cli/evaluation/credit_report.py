@@ -33,7 +33,7 @@ from ippo_cli.evaluation.report_session import ReportSession, build_report_gener
 from ippo_cli.formulas.critic_quality import Estimate, ValuedStates, critic_quality
 from ippo_cli.reporting.console import Console
 from ippo_cli.rollout.branches import State
-from ippo_cli.runs.folder import write_atomically
+from ippo_cli.runs.folder import display_path, write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.training.checkpoint import INITIAL
 from ippo_cli.training.methods.credit import EpisodeReplays
@@ -104,7 +104,7 @@ def report_credit(
         target = _write(folder, weights, config, settings, overrides, rows, references, session.prompts)
         for line in table_lines(rows):
             console.print_line(line)
-        console.print_line(f"written to {target}")
+        console.print_line(f"written to {display_path(target)}")
     return target
 
 

@@ -35,7 +35,7 @@ from ippo_cli.formulas.critic_quality import Estimate, ValuedStates, calibration
 from ippo_cli.reporting.console import Console
 from ippo_cli.rollout.branches import State
 from ippo_cli.rollout.rows import build_rollout
-from ippo_cli.runs.folder import write_atomically
+from ippo_cli.runs.folder import display_path, write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.training.methods.continued_returns import state_columns
 from ippo_cli.types import Batch
@@ -318,7 +318,7 @@ def _write(target: Path, record: Mapping[str, Any], reports: Sequence[AgentRepor
 
 def _draw(target: Path, reports: Sequence[AgentReport], settings: CriticReportSettings) -> str:
     tokens = sum(report.num_tokens for report in reports)
-    written = f"written to {target} and {states_file(target).name}"
+    written = f"written to {display_path(target)} and {states_file(target).name}"
     how = "enumerated" if settings.reference is ValueReference.exact else "generated"
     if not can_draw():
         return f"{written}; {tokens} tokens {how}; {NO_PICTURE}"

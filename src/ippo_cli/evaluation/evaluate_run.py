@@ -40,7 +40,7 @@ from ippo_cli.rollout.generator import Generator, SamplingStream, build_generato
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.served_policy import ServedPolicy, load_served_policy
 from ippo_cli.runs.checkpoint_files import find_damage, newest_intact_checkpoint
-from ippo_cli.runs.folder import MANIFEST, list_checkpoints, print_warning, write_atomically
+from ippo_cli.runs.folder import MANIFEST, display_path, list_checkpoints, print_warning, write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.runs.output import print_status
 from ippo_cli.runs.records import RunRecord
@@ -372,7 +372,7 @@ def _evaluate_weights(
                 console.print_line(f"  {key:<40} {' '.join(f'{value:.4f}' for value in values)}{interval}")
             for line in choice_messages([weights], comparisons):
                 console.print_line(line)
-            console.print_line(f"written to {target} and {samples_file(target).name}")
+            console.print_line(f"written to {display_path(target)} and {samples_file(target).name}")
     finally:
         distributed.shutdown()
     return target

@@ -41,7 +41,7 @@ from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.routed_generator import RoutedGenerator
 from ippo_cli.runs.deadline import TimeLimit
 from ippo_cli.runs.faults import fault_point
-from ippo_cli.runs.folder import activate_resumed_config, check_iterations_left, describe_versions
+from ippo_cli.runs.folder import activate_resumed_config, check_iterations_left, describe_versions, display_path
 from ippo_cli.runs.random_streams import rng_state
 from ippo_cli.runs.replay import read_evaluate_at, read_sample_at
 from ippo_cli.runs.signals import PreemptionHandler
@@ -122,7 +122,7 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
     methods = build_methods(context.config, context.folder, state.algorithm, prepared.schedule, context.device)
     state.methods = methods
     if checkpoint is not None:
-        _restore(context, state, methods, checkpoints, checkpoint)
+        _restore(context, state, methods, checkpoints, checkpoint, prepared.batch_sizes.last_iteration)
     _record_start(context, state, has_optimizers=checkpoint is None or has_optimizers(checkpoint))
     console.print_warnings(context.log.record_warnings(prepared.warnings))
     collector = _build_collector(context, prepared, state, methods)
@@ -211,6 +211,7 @@ def _restore(
     methods: Sequence[Method],
     checkpoints: CheckpointManager,
     checkpoint: Path,
+    last_iteration: int,
 ) -> None:
     """Restore the state from a checkpoint, drop later rows and samples, and activate the resumed configuration."""
 
@@ -223,12 +224,14 @@ def _restore(
     checkpoints.load(state, checkpoint)
     if not has_optimizers(checkpoint):
         context.console.print_line(
-            f"{checkpoint} has no optimizer states: optimizers are reinitialised, weights are restored"
+            f"{display_path(checkpoint)} has no optimizer states: optimizers are reinitialised, weights are restored"
         )
     for method in methods:
         method.check_resume()
     distributed.run_on_main(activate)
-    context.console.print_line(f"resumed from {checkpoint}")
+    is_over = state.progress.iteration >= last_iteration
+    left = ": no iteration is left, so nothing is trained" if is_over else ""
+    context.console.print_line(f"resumed from {display_path(checkpoint)}{left}")
 
 
 def _record_start(context: RunContext, state: TrainingState, *, has_optimizers: bool) -> None:

@@ -34,6 +34,7 @@ from ippo_cli.diagnosis.series import (
 )
 
 LARGE_KL = 0.1  # nats per token between the sampling and the updated policy, mean over an iteration's steps
+LARGE_SAMPLED_KL, HUGE_SAMPLED_KL = 0.3, 1.0  # nats per token, a mean over few tokens: in two iterations, in one
 LARGE_ENTROPY_STEP = 0.5  # nats per token between two iterations
 MIN_LARGE_STEPS = 2  # iterations with a large update
 SMALL_UPDATE = 1e-8  # sum of learning rates below which float32 weights of usual size do not change
@@ -68,16 +69,30 @@ def find_large_updates(observations: Observations) -> Outcome:
         ),
         overrides=(
             lower_rate(agent, 10),
-            *(("algorithm.target_kl=0.02",) if config.algorithm.objective != Objective.on_policy else ()),
+            *(("algorithm.target_kl=0.02",) if _has_several_steps(observations, names[0]) else ()),
             *(("actor.max_grad_norm=1.0",) if agent.actor.max_grad_norm != 1.0 else ()),
         ),
     )
 
 
+def _has_several_steps(observations: Observations, name: str) -> bool:
+    """Whether an iteration has steps after the first one, which `algorithm.target_kl` can leave out."""
+    config, rows = observations.config, observations.rows
+    steps = column(rows, f"{policy_by_agent(config)[name]}/policy/steps")
+    return config.algorithm.objective != Objective.on_policy and max(steps, default=2.0) > 1
+
+
 def _has_harmful_updates(observations: Observations, name: str) -> bool:
     kl, entropy = _update_sizes(observations, name)
-    large = sum(value > LARGE_KL for value in kl), sum(value > LARGE_ENTROPY_STEP for value in entropy)
-    return max(large) >= MIN_LARGE_STEPS and not has_gained(observations, name)
+    sampled = observations.sampled_kl.get(name, {}).values()
+    counts = (
+        sum(value > LARGE_KL for value in kl),
+        sum(value > LARGE_ENTROPY_STEP for value in entropy),
+        sum(value > LARGE_SAMPLED_KL for value in sampled),
+        # Few iterations are sampled, and a policy that has collapsed changes no more.
+        MIN_LARGE_STEPS * any(value > HUGE_SAMPLED_KL for value in sampled),
+    )
+    return max(counts) >= MIN_LARGE_STEPS and not has_gained(observations, name)
 
 
 def _update_sizes(observations: Observations, name: str) -> tuple[list[float], list[float]]:
@@ -90,7 +105,10 @@ def _update_sizes(observations: Observations, name: str) -> tuple[list[float], l
 
 def _describe_updates(observations: Observations, name: str) -> str:
     kl, entropy = _update_sizes(observations, name)
-    return f"approx_kl {format_value(max(kl, default=0.0))}, entropy by {format_value(max(entropy, default=0.0))} nats"
+    sampled = max(observations.sampled_kl.get(name, {}).values(), default=0.0)
+    after = f", KL of sampled tokens {format_value(sampled)}" if sampled > LARGE_SAMPLED_KL else ""
+    largest = [format_value(max(values, default=0.0)) for values in (kl, entropy)]
+    return f"approx_kl {largest[0]}, entropy by {largest[1]} nats{after}"
 
 
 def find_unchanged_policy(observations: Observations) -> Outcome:

@@ -1,8 +1,9 @@
-"""Conditions of responses: truncation, overflowing contexts, silence, and prompts in another model's format."""
+"""Conditions of responses: truncation, overflowing contexts, silence, stop tokens, and another model's format."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ MOST = 0.9  # a fraction of truncated responses that hides the score of whole on
 SOME, MANY = 0.05, 0.5  # thresholds for the fractions of overflowed episodes and of truncated turns
 FIRST_ROWS = 3  # iterations with many truncated turns
 MIN_RESPONSES = 8  # sampled responses of an agent, at least, to count markers in
+SAMPLES_ADVICE = "set tracker.samples_every and tracker.samples"
 MARKED_FRACTION = 0.25  # fraction of responses with a marker of a conversation
 # Control tokens of chat templates, and names of roles at the start of a line: they end a turn or begin one.
 TURN_MARKERS = re.compile(
@@ -41,6 +43,12 @@ TURN_MARKERS = re.compile(
     r"|<(?:start|end)_of_turn>|\[/?INST\]|<<SYS>>|</s>|<s>"
     r"|^\s*(?:#+\s*)?(?:User|Human|Assistant|System|Instruction|Response|Question|Answer)\s*:",
     re.MULTILINE,
+)
+
+# Tokens with which chat models end a turn.
+END_TOKENS = re.compile(
+    r"<\|(?:im_end|end|eot|eot_id|eom_id|endoftext|end_of_text|end_of_turn|return)\|>|<end_of_turn>|</s>|<eos>"
+    r"|<\uff5cend\u2581of\u2581sentence\uff5c>"
 )
 
 
@@ -175,6 +183,50 @@ def find_silence(observations: Observations) -> Outcome:
     )
 
 
+def find_missing_stop_token(observations: Observations) -> Outcome:
+    """Responses go on after a token that ends a turn of the model, because it is no stop token."""
+    tokens, agents = _sampled_tokens(observations.episodes), observations.config.task.agents
+    loaded = [name for name in trained_agents(observations.config) if agents[name].actor.model is not None]
+    counts = {name: _count_passed_ends(tokens.get(name, [])) for name in loaded}
+    names = [
+        name
+        for name, ends in counts.items()
+        if len(tokens.get(name, [])) >= MIN_RESPONSES and ends.total() >= MARKED_FRACTION * len(tokens[name])
+    ]
+    if not names:
+        known = all(len(tokens.get(name, [])) >= MIN_RESPONSES for name in loaded)
+        return (
+            None if known else NotChecked(f"fewer than {MIN_RESPONSES} sampled responses with tokens; {SAMPLES_ADVICE}")
+        )
+    [(token, count)] = counts[names[0]].most_common(1)
+    return Finding(
+        agents=tuple(names),
+        text=f"responses of {join_names(names)} go on after {token}, which ends a turn of the model and is no stop "
+        "token",
+        advice="stop at it: name it as eos_token in tokenizer_config.json, or as a stop string",
+        evidence=(
+            Evidence(f"samples of {names[0]}", f"{count} of {len(tokens[names[0]])} contain {token} before their end"),
+            *(metric_evidence(observations.rows, f"{name}/rollout/truncated_fraction") for name in names),
+        ),
+        overrides=(f"rollout.stop_strings=['{token}']",),
+    )
+
+
+def _sampled_tokens(episodes: Sequence[Mapping[str, Any]]) -> dict[str, list[list[str]]]:
+    """Texts of the tokens of sampled responses, special tokens included, without outer spaces, by agent."""
+    found: dict[str, list[list[str]]] = {}
+    for turn in (turn for episode in episodes for turn in episode.get("turns") or ()):
+        if texts := (turn.get("tokens") or {}).get("text"):
+            found.setdefault(str(turn.get("agent")), []).append([str(text).strip() for text in texts])
+    return found
+
+
+def _count_passed_ends(responses: Sequence[Sequence[str]]) -> Counter[str]:
+    """The first token that ends a turn, of each response that has one before its last token."""
+    firsts = (next(filter(END_TOKENS.fullmatch, texts[:-1]), None) for texts in responses)
+    return Counter(token for token in firsts if token is not None)
+
+
 def find_template_mismatch(observations: Observations) -> Outcome:
     """The prompt does not have the format of the model: responses do not end, or continue with further turns."""
     config = observations.config
@@ -193,7 +245,7 @@ def find_template_mismatch(observations: Observations) -> Outcome:
         return _base_model(observations, endless)
     if texts or observations.chat_templates:
         return None
-    return NotChecked(f"fewer than {MIN_RESPONSES} sampled responses; set tracker.samples_every and tracker.samples")
+    return NotChecked(f"fewer than {MIN_RESPONSES} sampled responses; {SAMPLES_ADVICE}")
 
 
 def _continued_conversation(
