@@ -19,6 +19,8 @@ PREFIX = re.compile(
     r"[+~]*(?:sweep\.space\.)?(?:task\.agents\.[^.=]+\.)?(?P<part>reward\.parts\.[^.=]+\.)?"  # before a key
 )
 
+SAMPLING = "sampling"
+
 
 def convert_overrides(texts: Iterable[object]) -> list[str]:
     """Convert saved overrides and drop removed keys: `rollout.history=latest` becomes `rollout.context=last_only`."""
@@ -57,9 +59,20 @@ def _convert_mapping(top: str, text: str) -> str:
     return text
 
 
+def earlier_defaults(plain: Mapping[str, Any]) -> dict[str, str]:
+    """Values of keys that a saved configuration lacks where this version has another default than it had."""
+    rollout = _dict_at(plain, ["rollout"])
+    if not rollout or rollout.get("kind") != "hf" or SAMPLING in rollout:
+        return {}
+    return {f"rollout.{SAMPLING}": "inverse_cdf"}
+
+
 def convert_config(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved configuration with present names and values of keys, without removed keys."""
     renamed = copy.deepcopy(dict(plain))
+    for key, value in earlier_defaults(renamed).items():
+        *groups, leaf = key.split(".")
+        _dict_at(renamed, groups)[leaf] = value
     for container, prefix in _containers(renamed):
         for old, new in _renamed_keys().items():
             if old.startswith(prefix):

@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from yaml import YAMLError
+
 from ippo_cli.compose.arguments import merge_search_paths, quote_override
 from ippo_cli.compose.earlier_versions import fill_missing_keys
 from ippo_cli.compose.file_interpolations import check_saved_prompts
-from ippo_cli.compose.former_keys import convert_overrides
+from ippo_cli.compose.former_keys import convert_overrides, earlier_defaults
 from ippo_cli.compose.load import KINDS, build_config, compose_node, iter_leaves, read_run_config, resolve_config
+from ippo_cli.compose.path_keys import load_yaml
 from ippo_cli.compose.run_weights import REFERENCE, WARM_START
 from ippo_cli.config.commands import last_value, parse_path
 from ippo_cli.config.errors import ConfigError, ResumeError
@@ -208,11 +211,20 @@ def _has_checkpoint(folder: Path) -> bool:
 
 
 def saved_overrides(folder: Path) -> list[str]:
-    """The overrides of a run, including those of later resumes, with the present names of keys."""
+    """The overrides of a run, including those of later resumes, with the present names of keys.
+
+    They begin with the values of keys that had another default when the run was started.
+    """
     try:
-        return convert_overrides(json.loads((folder / "overrides.json").read_text()))
+        saved = convert_overrides(json.loads((folder / "overrides.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise ResumeError(f"{folder} cannot be resumed: overrides.json cannot be read ({error})") from error
+    try:
+        plain = load_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, YAMLError):  # reported by whoever reads the configuration
+        plain = {}
+    earlier = earlier_defaults(plain if isinstance(plain, dict) else {})
+    return [*(f"{key}={value}" for key, value in earlier.items()), *saved]
 
 
 def check_unchanged_config(folder: Path, overrides: Sequence[str], typed_now: Sequence[str]) -> None:
