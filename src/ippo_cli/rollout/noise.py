@@ -204,8 +204,8 @@ def _choose_by_blocks(logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor
     heights = largest.astype(np.float32)
     ceiling = logits.unflatten(1, (count, GUMBEL_BLOCK)).amax(dim=2).numpy() + heights
     reached = logits.gather(1, torch.from_numpy(place + GUMBEL_BLOCK * np.arange(count))).numpy() + heights
-    # Not `>=`: rows whose logits are not numbers keep all blocks, and their log-probabilities report it.
-    row, block = np.nonzero(~(ceiling < reached.max(axis=1, keepdims=True)))
+    # Not `>=`: a row whose logits are not numbers keeps a block, and its log-probability reports it.
+    row, block = np.nonzero(~((ceiling < reached.max(axis=1, keepdims=True)) | (ceiling == -np.inf)))
     noise = _noise_below(key[row], position[row], block, largest[row, block], place[row, block], np)
     sums = logits.numpy().reshape(len(key), count, GUMBEL_BLOCK)[row, block] + noise.astype(np.float32)
     order = np.lexsort((-sums.max(axis=1), row))  # the best block of each row comes first

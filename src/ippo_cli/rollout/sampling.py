@@ -73,7 +73,8 @@ def sample_tokens(
     logprobs = torch.log_softmax(tempered, dim=-1)
     allowed = _filter_logits(logits, sampling, seen, banned) if sampling.is_filtered else tempered
     if sampling.greedy:
-        tokens = allowed.argmax(dim=-1)  # over logits: rounding in the log-softmax could create ties
+        # Over logits: rounding in a division or in the log-softmax could create ties.
+        tokens = (allowed if sampling.is_filtered else logits).argmax(dim=-1)
     else:
         assert noise is not None
         tokens = noise.choose(allowed, places)
