@@ -244,6 +244,7 @@ def generate(given: Given) -> dict[str, Any]:
 
 def _decode(model: Any, tokenizer: Any, ids: Tensor, tokens: int) -> object:
     from ippo_cli.rollout.decode import decode
+    from ippo_cli.rollout.noise import GumbelNoise, row_keys
     from ippo_cli.rollout.sampling import Sampling
 
     sampling = Sampling(
@@ -257,13 +258,13 @@ def _decode(model: Any, tokenizer: Any, ids: Tensor, tokens: int) -> object:
         stop_strings=(),
         greedy=False,
     )
-    uniforms = torch.rand(len(ids), tokens, dtype=torch.float64)
+    noise = GumbelNoise(row_keys(0, "benchmark", torch.arange(len(ids))), tokens)
     return decode(
         model.eval(),
         tokenizer,
         ids.tolist(),
         sampling,
-        uniforms=uniforms,
+        noise=noise,
         batch_size=len(ids),
         context_limit=model.config.max_position_embeddings,
     )

@@ -371,3 +371,28 @@ def test_auto_prints_why_it_starts_a_new_run(run: MakeRun, capsys: pytest.Captur
     run("20250103-000000-aaaaaa", "failed", saved=False)
     assert resolve_resume(["resume=auto"])[1] is None
     assert "has no checkpoint" in capsys.readouterr().out
+
+
+SAMPLING = "rollout.sampling"
+
+
+def test_run_of_earlier_version_keeps_its_sampling(run: MakeRun) -> None:
+    """Versions before Gumbel-max had no key for it and sampled by inverse CDF."""
+    folder = run("20250101-000000-aaaaaa", "preempted", "seed=7", "rollout=hf")
+    assert dict(iter_leaves(resume.saved_config(folder)))[SAMPLING] == "gumbel"
+    file = folder / "config.yaml"
+    file.write_text(without(file.read_text(), (SAMPLING,)))
+    assert dict(iter_leaves(resume.saved_config(folder)))[SAMPLING] == "inverse_cdf"
+    arguments, _ = resolve_resume([f"resume={folder}"])
+    assert arguments == [f"{SAMPLING}=inverse_cdf", "seed=7", "rollout=hf"]
+    assert load_run_config(folder, "run", []).rollout.sampling.value == "inverse_cdf"
+    typed, _ = resolve_resume([f"resume={folder}", f"{SAMPLING}=gumbel"])
+    assert load_config(typed).rollout.sampling.value == "gumbel"
+    assert f"{SAMPLING}=inverse_cdf" not in resolve_resume([f"resume={folder}", "rollout=openai_server"])[0]
+
+
+def test_run_of_earlier_version_with_engines_has_no_sampling_of_ours(run: MakeRun) -> None:
+    folder = run("20250101-000000-aaaaaa", "preempted", "rollout=vllm", "actor=full", "actor.model=x")
+    file = folder / "config.yaml"
+    file.write_text(without(file.read_text(), (SAMPLING,)))
+    assert not any(SAMPLING in text for text in resume.saved_overrides(folder))

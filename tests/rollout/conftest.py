@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.rollout.decode import decode
-from ippo_cli.rollout.sampling import uniforms
+from ippo_cli.rollout.noise import GumbelNoise, row_keys
 from ippo_cli.types import Completion
 
 LENGTHS = [9, 2, 5, 7, 9, 1, 4, 4, 8, 3, 6, 9]
@@ -79,13 +79,13 @@ class Asked:
     ) -> Decoded:
         settings = replace(PLAIN, **sampling)
         index = torch.arange(len(self.ids))[rows]
-        numbers = None if settings.greedy else uniforms(3, "test", index, settings.max_new_tokens)
+        noise = None if settings.greedy else GumbelNoise(row_keys(4, "test", index), settings.max_new_tokens)
         completions = decode(
             model,
             self.tokenizer,
             [ids[mask].tolist() for ids, mask in zip(self.ids[rows], self.mask[rows], strict=True)],
             settings,
-            uniforms=numbers,
+            noise=noise,
             batch_size=batch_size,
             context_limit=context_limit,
             poll=poll,

@@ -15,7 +15,8 @@ from torch import Tensor
 from ippo_cli.config.errors import EngineError
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
 from ippo_cli.rollout.engine_pool import EnginePool
-from ippo_cli.rollout.sampling import sample_tokens, uniforms
+from ippo_cli.rollout.noise import UniformNoise, uniforms
+from ippo_cli.rollout.sampling import sample_tokens
 from ippo_cli.rollout.tensor_hash import TensorHash, tensor_hash
 
 
@@ -69,10 +70,9 @@ class FakeEngine:
                 continue
             tokens = torch.tensor([[*request.prompt, *ids]])
             sampling = request.sampling
-            number = uniforms(request.seed % 2**31, "fake", torch.tensor([0]), len(ids) + 1)[:, -1]
-            chosen = sample_tokens(
-                self.lm(input_ids=tokens).logits[:, -1], sampling, uniform=number, seen=None, banned=None
-            )
+            noise = UniformNoise(uniforms(request.seed % 2**31, "fake", torch.tensor([0]), len(ids) + 1))
+            logits, place = self.lm(input_ids=tokens).logits[:, -1], torch.tensor([len(ids)])
+            chosen = sample_tokens(logits, sampling, noise=noise, places=place, seen=None, banned=None)
             ids.append(int(chosen.tokens))
             logprobs.append(float(chosen.behavior_logprobs))
             versions.append(self.version)

@@ -17,7 +17,8 @@ from fake_server import serve
 from tiny_engine import build_model, build_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ippo_cli.rollout.sampling import Sampling, sample_tokens, uniforms
+from ippo_cli.rollout.noise import UniformNoise, uniforms
+from ippo_cli.rollout.sampling import Sampling, sample_tokens
 
 
 class ModelServer:
@@ -64,11 +65,10 @@ class ModelServer:
         )
         ids: list[int] = []
         logprobs: list[float] = []
-        numbers = uniforms(body["seed"] % 2**31, "server", torch.tensor([0]), body["max_tokens"])
+        noise = UniformNoise(uniforms(body["seed"] % 2**31, "server", torch.tensor([0]), body["max_tokens"]))
         while len(ids) < body["max_tokens"] and not (ids and ids[-1] in body["stop_token_ids"]):
             logits = self._lm(input_ids=torch.tensor([[*body["prompt"], *ids]])).logits[:, -1]
-            number = None if sampling.greedy else numbers[:, len(ids)]
-            chosen = sample_tokens(logits, sampling, uniform=number, seen=None, banned=None)
+            chosen = sample_tokens(logits, sampling, noise=noise, places=torch.tensor([len(ids)]), seen=None, banned=None)
             ids.append(int(chosen.tokens))
             logprobs.append(float(chosen.behavior_logprobs))
         return ids, logprobs

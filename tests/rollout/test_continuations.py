@@ -15,7 +15,7 @@ from ippo_cli.rollout.continuations import collect_continuations
 from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.engine_generator import EngineGenerator
 from ippo_cli.rollout.generator import HfGenerator, make_sampling
-from ippo_cli.rollout.sampling import uniforms
+from ippo_cli.rollout.noise import GumbelNoise, row_keys
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.types import Completion, Episode
 
@@ -54,7 +54,7 @@ def test_given_tokens_continue_as_whole_response(settings: dict[str, Any]) -> No
     policy = Players("low").policies["low"]
     sampling = make_sampling(replace(ROLLOUT, max_new_tokens=12, **settings))
     prompts = [policy.tokenizer(text).input_ids for text in ("1.0:", "2.1:", "a", "7.3:", "hh")]
-    numbers = uniforms(3, "test", torch.arange(len(prompts)), 12)
+    noise = GumbelNoise(row_keys(3, "test", torch.arange(len(prompts))), 12)
 
     def complete(responses: list[tuple[int, ...]] | None) -> list[Completion]:
         return decode(
@@ -62,7 +62,7 @@ def test_given_tokens_continue_as_whole_response(settings: dict[str, Any]) -> No
             policy.tokenizer,
             prompts,
             sampling,
-            uniforms=numbers,
+            noise=noise,
             responses=responses,
             batch_size=3,
             context_limit=400,

@@ -21,7 +21,7 @@ from ippo_cli.rollout.continuous_batching import ContinuousBatching
 from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.kv_cache import ResumedCache
 from ippo_cli.rollout.prefix_cache import CacheBlock, Prefix, PrefixCache
-from ippo_cli.rollout.sampling import uniforms
+from ippo_cli.rollout.noise import GumbelNoise, row_keys
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 from ippo_cli.types import Completion
 
@@ -55,7 +55,9 @@ def dialogue(
             tokenizer,
             [prompts[row] for row in present],
             settings,
-            uniforms=uniforms(seed, f"turn{turn}", torch.tensor(present, dtype=torch.long), settings.max_new_tokens),
+            noise=GumbelNoise(
+                row_keys(seed, f"turn{turn}", torch.tensor(present, dtype=torch.long)), settings.max_new_tokens
+            ),
             batch_size=batch_size,
             context_limit=120,
             prefixes=prefixes,
@@ -158,7 +160,7 @@ def turn_of(model: Any, tokenizer: Any, prefixes: PrefixCache, prompts: list[lis
         tokenizer,
         prompts,
         replace(PLAIN, greedy=True, max_new_tokens=6),
-        uniforms=None,
+        noise=None,
         batch_size=8,
         context_limit=120,
         prefixes=prefixes,

@@ -205,7 +205,7 @@ def played(case: Case, **changes: Any) -> Any:
 SEEN: dict[str, set[Any]] = {}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(8, 48))
 def test_rows_match_reference(seed: int) -> None:
     case = Case(seed)
     episodes = played(case)

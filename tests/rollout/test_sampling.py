@@ -25,16 +25,25 @@ from transformers import (
 )
 
 from ippo_cli.rollout.decode_state import DecodeState
-from ippo_cli.rollout.sampling import SampledTokens, sample_tokens, uniforms
+from ippo_cli.rollout.noise import UniformNoise, uniforms
+from ippo_cli.rollout.sampling import SampledTokens, sample_tokens
 
 LAST = 1 - 2**-53  # the largest number below 1
+FIRST = torch.tensor([0])  # the first token of the first row
 
 
 def drawn(logits: Tensor, numbers: list[float] | Tensor, **settings: Any) -> SampledTokens:
     """One row of logits, one sample for each number."""
     numbers = torch.as_tensor(numbers, dtype=torch.float64)
     rows = logits.expand(len(numbers), -1)
-    return sample_tokens(rows, replace(PLAIN, **settings), uniform=numbers, seen=None, banned=None)
+    return sample_tokens(
+        rows,
+        replace(PLAIN, **settings),
+        noise=UniformNoise(numbers[:, None]),
+        places=torch.arange(len(numbers)),
+        seen=None,
+        banned=None,
+    )
 
 
 def test_uniforms_depend_on_seed_stream_and_index() -> None:
@@ -158,7 +167,7 @@ def test_repetition_penalty_only_in_behavior_logprobs() -> None:
     settings = replace(PLAIN, repetition_penalty=1.5, temperature=0.8)
     penalised = RepetitionPenaltyLogitsProcessor(1.5)(torch.tensor([[0, 1]]), logits) / 0.8
     for number in (0.05, 0.5, 0.95):
-        found = sample_tokens(logits, settings, uniform=torch.tensor([number]), seen=seen, banned=None)
+        found = sample_tokens(logits, settings, noise=UniformNoise(torch.tensor([[number]])), places=FIRST, seen=seen, banned=None)
         token = found.tokens
         torch.testing.assert_close(found.behavior_logprobs, torch.log_softmax(penalised, -1)[0, token])
         torch.testing.assert_close(found.logprobs, torch.log_softmax(logits / 0.8, -1)[0, token])
@@ -168,7 +177,7 @@ def test_banned_token_only_in_behavior_logprobs() -> None:
     logits = torch.tensor([[3.0, 0.0, 0.0]])
     banned = torch.tensor([[True, False, False]])
     settings = replace(PLAIN, min_new_tokens=1)
-    found = sample_tokens(logits, settings, uniform=torch.tensor([0.1]), seen=None, banned=banned)
+    found = sample_tokens(logits, settings, noise=UniformNoise(torch.tensor([[0.1]])), places=FIRST, seen=None, banned=banned)
     assert found.tokens.tolist() == [1]
     torch.testing.assert_close(found.behavior_logprobs, torch.tensor([0.5]).log())
     torch.testing.assert_close(found.logprobs, torch.log_softmax(logits, -1)[:, 1])
@@ -187,12 +196,12 @@ def test_greedy() -> None:
     logits = torch.tensor([[2.0, 1.5, -1.0]])
     for temperature, divisor in ((0.0, 1.0), (0.5, 0.5)):
         settings = replace(PLAIN, greedy=True, temperature=temperature)
-        found = sample_tokens(logits, settings, uniform=None, seen=None, banned=None)
+        found = sample_tokens(logits, settings, noise=None, places=FIRST, seen=None, banned=None)
         assert found.tokens.tolist() == [0]
         torch.testing.assert_close(found.logprobs, torch.log_softmax(logits / divisor, -1)[:, 0])
     seen = torch.tensor([[True, False, False]])
     settings = replace(PLAIN, greedy=True, repetition_penalty=2.0)
-    assert sample_tokens(logits, settings, uniform=None, seen=seen, banned=None).tokens.tolist() == [1]
+    assert sample_tokens(logits, settings, noise=None, places=FIRST, seen=seen, banned=None).tokens.tolist() == [1]
 
 
 def test_uniforms_used_in_float64() -> None:
@@ -202,7 +211,7 @@ def test_uniforms_used_in_float64() -> None:
         [np.array([0])],
         np.array([1]),
         replace(PLAIN, max_new_tokens=1),
-        numbers,
+        UniformNoise(numbers),
         (),
         None,
         PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}))),

@@ -126,7 +126,7 @@ def test_saved_config_has_present_names() -> None:
     judge = {"kind": "judge", "lowest": 1.0, "highest": 10.0, "keep_answers": True}
     saved = {
         "stop_after": None,
-        "rollout": {"history": "turns", "temperature": 1.0},
+        "rollout": {"kind": "hf", "history": "turns", "temperature": 1.0},
         "algorithm": {"turn_value": "after"},
         "team": {"partners": {"every": 2, "size": 4, "share": 0.5, "elo": True}, "kind": "independent"},
         "checkpoint": {"must_save_by": "auto"},
@@ -136,7 +136,7 @@ def test_saved_config_has_present_names() -> None:
     }
     assert convert_config(saved) == {
         "max_iterations_this_run": None,
-        "rollout": {"context": "retokenize", "temperature": 1.0},
+        "rollout": {"kind": "hf", "context": "retokenize", "temperature": 1.0, "sampling": "inverse_cdf"},
         "algorithm": {"turn_value": "post"},
         "team": {"opponent_pool": {"every": 2, "size": 4, "share": 0.5, "elo": True}, "kind": "independent"},
         "checkpoint": {"save_deadline": "auto"},

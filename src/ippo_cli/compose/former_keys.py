@@ -19,7 +19,6 @@ PREFIX = re.compile(
     r"[+~]*(?:sweep\.space\.)?(?:task\.agents\.[^.=]+\.)?(?P<part>reward\.parts\.[^.=]+\.)?"  # before a key
 )
 
-
 def convert_overrides(texts: Iterable[object]) -> list[str]:
     """Convert saved overrides and drop removed keys: `rollout.history=latest` becomes `rollout.context=last_only`."""
     converted = (_convert_override(str(text)) for text in texts)
@@ -57,9 +56,23 @@ def _convert_mapping(top: str, text: str) -> str:
     return text
 
 
+def earlier_defaults(plain: Mapping[str, Any]) -> dict[str, str]:
+    """Values of keys that a saved configuration lacks where this version has another default than it had."""
+    rollout = _dict_at(plain, ["rollout"])
+    return {"rollout.sampling": "inverse_cdf"} if rollout.get("kind") == "hf" and "sampling" not in rollout else {}
+
+
+def set_values(plain: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Set keys of a configuration, in place."""
+    for key, value in values.items():
+        *groups, leaf = key.split(".")
+        _dict_at(plain, groups)[leaf] = value
+
+
 def convert_config(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved configuration with present names and values of keys, without removed keys."""
     renamed = copy.deepcopy(dict(plain))
+    set_values(renamed, earlier_defaults(renamed))
     for container, prefix in _containers(renamed):
         for old, new in _renamed_keys().items():
             if old.startswith(prefix):

@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from yaml import YAMLError
+
 from ippo_cli.compose.arguments import merge_search_paths, quote_override
 from ippo_cli.compose.earlier_versions import fill_missing_keys
 from ippo_cli.compose.file_interpolations import check_saved_prompts
-from ippo_cli.compose.former_keys import convert_overrides
+from ippo_cli.compose.former_keys import convert_overrides, earlier_defaults
 from ippo_cli.compose.load import KINDS, build_config, compose_node, iter_leaves, read_run_config, resolve_config
+from ippo_cli.compose.path_keys import load_yaml
 from ippo_cli.compose.run_weights import REFERENCE, WARM_START
 from ippo_cli.config.commands import last_value, parse_path
 from ippo_cli.config.errors import ConfigError, ResumeError
@@ -60,7 +63,7 @@ def overrides_with_weights(folder: Path, typed_now: Sequence[str]) -> list[str]:
     The best checkpoint of such a run may be another one by now. Removed folders are left out, and all of them if
     `typed_now` has such a key.
     """
-    saved = saved_overrides(folder)
+    saved = saved_overrides(folder, typed_now)
     check_saved_prompts(folder, saved, typed_now)
     saved += _number_format(folder, [*saved, *typed_now])
     if any(text.partition("=")[0].endswith((WARM_START, REFERENCE)) for text in typed_now):
@@ -207,12 +210,31 @@ def _has_checkpoint(folder: Path) -> bool:
     return bool(list_checkpoints(folder / "checkpoints"))
 
 
-def saved_overrides(folder: Path) -> list[str]:
-    """The overrides of a run, including those of later resumes, with the present names of keys."""
+def saved_overrides(folder: Path, typed_now: Sequence[str] = ()) -> list[str]:
+    """The overrides of a run, including those of later resumes, with the present names of keys.
+
+    They begin with the values of keys that had another default when the run was started, unless `typed_now` replaces
+    the group.
+    """
     try:
-        return convert_overrides(json.loads((folder / "overrides.json").read_text()))
+        saved = convert_overrides(json.loads((folder / "overrides.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise ResumeError(f"{folder} cannot be resumed: overrides.json cannot be read ({error})") from error
+    earlier = find_earlier_defaults(folder, [*saved, *typed_now])
+    return [*(f"{key}={value}" for key, value in earlier.items()), *saved]
+
+
+def find_earlier_defaults(folder: Path, overrides: Sequence[str]) -> dict[str, str]:
+    """Values of keys that had another default when a run was started, by key, where no override sets them or chooses
+    another option of their group.
+    """
+    try:
+        plain = load_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, YAMLError):  # reported by whoever reads the configuration
+        return {}
+    if not isinstance(plain, dict) or last_value(overrides, "rollout") not in (None, "hf"):
+        return {}
+    return {key: value for key, value in earlier_defaults(plain).items() if last_value(overrides, key) is None}
 
 
 def check_unchanged_config(folder: Path, overrides: Sequence[str], typed_now: Sequence[str]) -> None:

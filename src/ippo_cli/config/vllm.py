@@ -17,6 +17,7 @@ from ippo_cli.config.schema import (
     Mode,
     OpenAIServerRolloutConfig,
     RatioBase,
+    SamplingMethod,
     VllmConfig,
     VllmMode,
     VllmRolloutConfig,
@@ -88,6 +89,12 @@ def check_vllm_rollout(config: Config, world_size: int) -> Iterator[ConfigError]
             "rollout.zero3_gather=layer",
             "has no effect with rollout=vllm, which gathers one tensor at a time",
             "use all",
+        )
+    if rollout.sampling is not SamplingMethod.gumbel:
+        yield ConfigError(
+            f"rollout.sampling={rollout.sampling.value}",
+            "has no effect with rollout=vllm, which samples with random numbers of its own",
+            "use gumbel, the default",
         )
     for name, agent in local_agents(config).items():
         yield from _check_agent(f"task.agents.{name}: ", name, agent, rollout, config.algorithm)

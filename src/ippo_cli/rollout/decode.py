@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ippo_cli.rollout.continuous_batching import ContinuousBatching, language_model, text_config
 from ippo_cli.rollout.decode_state import DecodeState
 from ippo_cli.rollout.model_runner import ModelRunner, can_resume, model_runner_for
+from ippo_cli.rollout.noise import TokenNoise
 from ippo_cli.rollout.prefix_cache import Prefix, PrefixCache
 from ippo_cli.rollout.sampling import Sampling
 from ippo_cli.types import Completion
@@ -38,7 +39,7 @@ def decode(
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     *,
-    uniforms: Tensor | None,
+    noise: TokenNoise | None,
     batch_size: int,
     context_limit: int,
     max_new_tokens: Sequence[int] | None = None,
@@ -54,9 +55,9 @@ def decode(
 ) -> list[Completion]:
     """One response for each prompt, in order; at most `batch_size` rows are decoded together.
 
-    Token t of row b is a function of the model, the prompt and `uniforms[b, t]`: batch size and other rows change it
-    only by rounding, which in bf16 occasionally selects another token. `uniforms` is `[B, >= max_new_tokens]`, or
-    `None` for greedy decoding. A row also ends, unfinished, when prompt and response reach `context_limit` tokens; a
+    Token t of row b is a function of the model, the prompt and the `noise` of (b, t): batch size and other rows change it
+    only by rounding, which in bf16 occasionally selects another token. `noise` is `[B, max_new_tokens]`, or `None` for
+    greedy decoding. A row also ends, unfinished, when prompt and response reach `context_limit` tokens; a
     prompt of that length gets an empty response. Equal prompts are prefilled once if their rows start together.
 
     `max_new_tokens` and `stop_strings` are those of each row: a limit below that of `sampling`, and stop strings beside
@@ -90,7 +91,7 @@ def decode(
         limits = np.minimum(limits, max_new_tokens)
     device = next(model.parameters()).device
     state = DecodeState(
-        ids, limits, sampling, uniforms, stop_ids(model, tokenizer), stop_strings, tokenizer, device, first_tokens
+        ids, limits, sampling, noise, stop_ids(model, tokenizer), stop_strings, tokenizer, device, first_tokens
     )
     if first_tokens is not None:
         ids = [np.concatenate(parts) for parts in zip(ids, first_tokens, strict=True)]  # what is read first

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ippo_cli.rollout.noise import TokenNoise
 from ippo_cli.rollout.sampling import Sampling, sample_tokens
 from ippo_cli.types import Completion
 
@@ -25,7 +26,7 @@ class DecodeState:
         prompts: Sequence[np.ndarray],
         limits: np.ndarray,
         sampling: Sampling,
-        uniforms: Tensor | None,
+        noise: TokenNoise | None,
         stop_ids: tuple[int, ...],
         stop_strings: Sequence[tuple[str, ...]] | None,
         tokenizer: PreTrainedTokenizerBase,
@@ -47,12 +48,8 @@ class DecodeState:
         self.tokens = torch.zeros(0, dtype=torch.long, device=device)  # the newest token of every live row
         self._flat = self.tokens
         self._prompts, self._limits, self._sampling = prompts, limits, sampling
-        self._uniforms = None
-        if not sampling.greedy:
-            assert uniforms is not None
-            assert uniforms.shape[0] == shape[0]
-            assert uniforms.shape[1] >= shape[1]
-            self._uniforms = uniforms[:, : shape[1]].to(device).flatten()
+        assert sampling.greedy or (noise is not None and noise.shape == shape)
+        self._noise = None if noise is None else noise.to(device)
         self._stop_ids, self._tokenizer = stop_ids, tokenizer
         self._stops: Tensor | None = None  # [V] bool
         self._seen: Tensor | None = None  # [live rows, V] bool
@@ -65,8 +62,14 @@ class DecodeState:
     def record(self, logits: Tensor, joining: np.ndarray) -> np.ndarray:
         """Sample one token for each live row and for joining rows; return the rows that continue, `[n]` bool."""
         self._add_rows(joining, logits.shape[1])
-        numbers = None if self._uniforms is None else self._uniforms[self._flat]
-        choice = sample_tokens(logits, self._sampling, uniform=numbers, seen=self._seen, banned=self._banned_tokens())
+        choice = sample_tokens(
+            logits,
+            self._sampling,
+            noise=self._noise,
+            places=self._flat,
+            seen=self._seen,
+            banned=self._banned_tokens(),
+        )
         self.tokens = choice.tokens
         self.ids.view(-1)[self._flat] = choice.tokens
         self.logprobs.view(-1)[self._flat] = choice.logprobs

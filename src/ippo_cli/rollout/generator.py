@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from ippo_cli.config.errors import NonFiniteError, PreemptionRequested
-from ippo_cli.config.schema import RolloutConfig, SamplingConfig, TaskConfig, Zero3Gather, load_implementation
+from ippo_cli.config.schema import RolloutConfig, SamplingConfig, SamplingMethod, TaskConfig, Zero3Gather, load_implementation
 from ippo_cli.config.text import join_names
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy
@@ -21,7 +21,8 @@ from ippo_cli.rollout.decode import SelectReaders, decode
 from ippo_cli.rollout.engine import EngineResources
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.prefix_cache import MAX_BYTES, PrefixCache
-from ippo_cli.rollout.sampling import Sampling, uniforms
+from ippo_cli.rollout.noise import GumbelNoise, TokenNoise, UniformNoise, row_keys, uniforms
+from ippo_cli.rollout.sampling import Sampling
 from ippo_cli.types import Completion
 
 Poll = Callable[[str, int, int], None]  # agent, finished requests, all requests
@@ -67,16 +68,23 @@ class SamplingStream:
     purpose: str
     greedy: bool = False
 
-    def uniforms(self, requests: Sequence[Request], width: int) -> Tensor:
-        """Numbers in [0, 1), `[len(requests), width]`."""
-        numbers = torch.empty(len(requests), width, dtype=torch.float64)
+    def noise(self, requests: Sequence[Request], width: int, method: SamplingMethod) -> TokenNoise:
+        """The noise of responses of up to `width` tokens, `[len(requests), width]`."""
+        if method is SamplingMethod.inverse_cdf:
+            return UniformNoise(self._by_stream(requests, lambda stream, index: uniforms(self.seed, stream, index, width)))
+        return GumbelNoise(self._by_stream(requests, lambda stream, index: row_keys(self.seed, stream, index)), width)
+
+    def _by_stream(self, requests: Sequence[Request], draw: Callable[[str, Tensor], Tensor]) -> Tensor:
+        """Draw numbers `[n, ...]` for the requests of each stream, and return those of all requests, in order."""
         places_by_stream: dict[str, list[int]] = {}
         for place, request in enumerate(requests):
             places_by_stream.setdefault(f"{self.purpose}/{request.agent}{request.stream}", []).append(place)
-        for stream, places in places_by_stream.items():
-            index = torch.tensor([requests[place].index for place in places], dtype=torch.long)
-            numbers[places] = uniforms(self.seed, stream, index, width)
-        return numbers
+        drawn = [
+            draw(stream, torch.tensor([requests[place].index for place in places], dtype=torch.long))
+            for stream, places in places_by_stream.items()
+        ]
+        order = torch.tensor([place for places in places_by_stream.values() for place in places], dtype=torch.long)
+        return torch.cat(drawn)[order.argsort()] if drawn else draw("", order)
 
 
 class Generator(Protocol):
@@ -252,7 +260,9 @@ class HfGenerator:
         meeting = _LockstepPoll(report_progress) if layered else None
         sampling = replace(self._sampling[agents[0]], greedy=draws.greedy)
         with record_function(f"ippo/rollout/{names}"), self._batch_model(agents) as (model, select):
-            numbers = None if draws.greedy else draws.uniforms(requests, sampling.max_new_tokens)
+            noise = (
+                None if draws.greedy else draws.noise(requests, sampling.max_new_tokens, self._config.sampling)
+            )
             places = {agent: place for place, agent in enumerate(agents)}
             responses = [request.response for request in requests]
             try:
@@ -262,7 +272,7 @@ class HfGenerator:
                     [request.prompt for request in requests],
                     sampling,
                     responses=responses if any(responses) else None,
-                    uniforms=numbers,
+                    noise=noise,
                     max_new_tokens=[request.max_new_tokens or sampling.max_new_tokens for request in requests],
                     stop_strings=[request.stop_strings for request in requests],
                     batch_size=self._config.decode_batch_size,

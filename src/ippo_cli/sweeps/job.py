@@ -18,8 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from ippo_cli.compose.exits import format_block, indent_lines
+from ippo_cli.compose.former_keys import set_values
 from ippo_cli.compose.load import build_config, iter_leaves, resolve_config, to_yaml
-from ippo_cli.compose.resume import check_resume_config, config_changes
+from ippo_cli.compose.resume import check_resume_config, config_changes, find_earlier_defaults
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import INTERRUPTED, UNEXPECTED, ConfigError, IppoError, Preempted, ResumeError
 from ippo_cli.config.schema import Config
@@ -142,6 +143,13 @@ def _last_score(row: JobRow) -> float:
 
 
 def _train(context: SweepContext, row: JobRow, plain: dict[str, Any], folder: Path, recorder: _SignalRecorder) -> None:
+    may_resume = context.resumed or launchers.restart_count(os.environ) > 0 or row.parent is not None
+    resumed = may_resume and bool(list_checkpoints(folder / "checkpoints"))
+    overrides = [*context.folders, *row.overrides]
+    if resumed:
+        earlier = find_earlier_defaults(folder, overrides)
+        overrides = [*(f"{key}={value}" for key, value in earlier.items()), *overrides]
+        set_values(plain, earlier)
     config = build_config(plain)
     check_config(config, config.launch.processes)
     if launchers.external_world_size() is not None:
@@ -150,8 +158,6 @@ def _train(context: SweepContext, row: JobRow, plain: dict[str, Any], folder: Pa
             "starts several tasks per job, and a job starts its ranks itself",
             "use one task per job and launch.processes=N",
         )
-    may_resume = context.resumed or launchers.restart_count(os.environ) > 0 or row.parent is not None
-    resumed = may_resume and bool(list_checkpoints(folder / "checkpoints"))
     inputs = input_files(config)
     if resumed:
         check_job_resume(folder, plain, config)
@@ -162,7 +168,7 @@ def _train(context: SweepContext, row: JobRow, plain: dict[str, Any], folder: Pa
     else:
         archive_attempt(folder)
     with lock_folder(folder, name=START_LOCK):
-        write_start_files(folder, to_yaml(plain), [*context.folders, *row.overrides], context.command, resumed=resumed)
+        write_start_files(folder, to_yaml(plain), overrides, context.command, resumed=resumed)
         record_inputs(folder, inputs, resumed=resumed)
         if recorder.first_signal() is not None:
             raise Preempted("received a signal before training started")

@@ -12,7 +12,7 @@ from ippo_cli.config.critic_fitting import policy_warmup
 from ippo_cli.config.schema import Config, UpdateOrder
 from ippo_cli.engine import distributed
 from ippo_cli.reporting.stopwatch import ignore_phase
-from ippo_cli.rollout.sampling import uniforms
+from ippo_cli.rollout.noise import uniforms
 from ippo_cli.training.methods.method import Method
 from ippo_cli.training.placed_updates import PlacedUpdates
 from ippo_cli.training.update import UpdateStats

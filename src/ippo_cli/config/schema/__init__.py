@@ -113,6 +113,7 @@ from ippo_cli.config.schema.rollout import (
     OpenAIServerRolloutConfig,
     RolloutConfig,
     SamplingConfig,
+    SamplingMethod,
     VllmConfig,
     VllmMode,
     VllmRolloutConfig,

@@ -18,6 +18,11 @@ class ContextMode(str, Enum):
     last_only = "last_only"
 
 
+class SamplingMethod(str, Enum):
+    gumbel = "gumbel"
+    inverse_cdf = "inverse_cdf"
+
+
 class Zero3Gather(str, Enum):
     all = "all"
     layer = "layer"
@@ -53,6 +58,8 @@ class RolloutConfig(SamplingConfig):
     kind: str  # hf: batched decoding with the training model | vllm: vLLM engines
     buffer_size: Frozen[PositiveInt]  # joint samples per iteration over all ranks: prompts x num_generations
     num_generations: Frozen[PositiveInt]  # responses per prompt and agent, aligned by index across agents
+    sampling: InEval[SamplingMethod]
+    # rollout=hf: gumbel (argmax of logits plus noise; hardly changed by rounding) | inverse_cdf (of earlier versions)
     decode_batch_size: EvalCompute[PositiveInt]
     # rows decoded in one batch, per rank; changes samples by rounding only (in bf16)
     refill_rounds: NonNegativeInt

@@ -20,7 +20,7 @@ from ippo_cli.rollout.alternatives import ORIGINAL, collect_alternatives
 from ippo_cli.rollout.branches import PlayEpisodes, State
 from ippo_cli.rollout.counterfactual_generator import CounterfactualGenerator
 from ippo_cli.rollout.generator import Generator
-from ippo_cli.rollout.sampling import uniforms
+from ippo_cli.rollout.noise import uniforms
 from ippo_cli.tasks.task import max_turns_by_agent
 from ippo_cli.training.methods.method import Method, Player, Prompts
 from ippo_cli.types import Batch, Episode
