@@ -138,3 +138,19 @@ def test_finished_run_resumes_with_more_iterations(tmp_path):
     assert timed == [3], "the one of iteration 2 was written before iteration 3"
     first, second = final_weights(short), final_weights(long)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_resume_says_that_no_iteration_is_left(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config, folder = new_run(tmp_path, "num_iterations=2", "max_iterations_this_run=1")
+    run_training(config, folder, resumed=False)
+    before = rows(folder)
+    run_training(config, folder, resumed=True)
+    checkpoint = (folder / "checkpoints/step_00000001").relative_to(tmp_path)
+    assert f"resumed from {checkpoint}: no iteration is left" in " ".join(capsys.readouterr().out.split())
+    assert rows(folder) == before
+    config.max_iterations_this_run = None
+    run_training(config, folder, resumed=True)
+    assert "no iteration is left" not in capsys.readouterr().out
+    assert rows(folder)[-1]["iteration"] == 2
