@@ -132,6 +132,8 @@ def prepare_folder(job: Job, home: Path, model: Path | None) -> list[str]:
 def check_by_commands(job: Job, root: Path) -> tuple[bool, str, str]:
     """Whether the commands end a run as expected, the result in one line, and their output."""
     home = root / job.name
+    if job.is_refused and find_runs(home):
+        return False, "training started, and should have been refused", ""
     if not find_finished_runs(home):
         trained = run_command("train", *prepare_folder(job, home, None))
         if job.is_refused or trained.returncode:

@@ -93,7 +93,8 @@ def test_responses_that_pass_an_end_of_turn_show_a_wrong_stop_token(config: Conf
     assert "go on after <|im_end|>" in finding.text
     assert finding.evidence[0].values == "3 of 10 contain <|im_end|> before their end"
     assert finding.overrides == ("rollout.stop_strings=['<|im_end|>']",)
-    for others in (passing * 2 + ended * 8, ended * 8, episodes("the", "<end", ">", "!") * 8):
+    harmony = episodes("<|channel|>", "4", "<|end|>", "<|start|>", "assistant", "<|channel|>", "4", "<|return|>")
+    for others in (passing * 2 + ended * 8, ended * 8, episodes("the", "<end", ">", "!") * 8, harmony * 8):
         assert find("stop_token", config, lambda _: {}, episodes=others) is None
     assert isinstance(find("stop_token", config, lambda _: {}, episodes=passing * 7), NotChecked)
     assert find("stop_token", tiny, lambda _: {}, episodes=()) is None

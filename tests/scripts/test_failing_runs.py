@@ -23,8 +23,7 @@ def test_doctor_names_the_causes_of_new_runs(tmp_path: Path) -> None:
     assert "13 of 13 as expected" in done.stdout
 
 
-def test_a_run_that_is_not_refused_is_a_miss(tmp_path: Path) -> None:
-    """A run whose expected refusal does not come counts as wrong."""
+def test_unexpected_refusal_is_a_miss(tmp_path: Path) -> None:
     sys.path.insert(0, str(SCRIPT.parent))
     from failing_runs import check_by_commands
     from runs_to_diagnose import Job

@@ -222,8 +222,12 @@ def _sampled_tokens(episodes: Sequence[Mapping[str, Any]]) -> dict[str, list[lis
 
 
 def _count_passed_ends(responses: Sequence[Sequence[str]]) -> Counter[str]:
-    """The first token that ends a turn, of each response that has one before its last token."""
-    firsts = (next(filter(END_TOKENS.fullmatch, texts[:-1]), None) for texts in responses)
+    """The first token that ends a turn, of each response that has one before its last token.
+
+    In Harmony's format (GPT-OSS) `<|end|>` ends a message, of which a response has several.
+    """
+    single = (texts for texts in responses if "<|channel|>" not in texts)
+    firsts = (next(filter(END_TOKENS.fullmatch, texts[:-1]), None) for texts in single)
     return Counter(token for token in firsts if token is not None)
 
 
