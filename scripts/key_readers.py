@@ -126,6 +126,23 @@ def scopes(tree: ast.Module) -> Iterator[ast.AST]:
             yield node
 
 
+def fields_answered(schemas: Iterable[Path], files: Iterable[Path]) -> set[str]:
+    """The fields that methods of schema classes read, of the methods whose names occur in `files`."""
+    trees = [ast.parse(file.read_text()) for file in files]
+    used = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {
+        f"{owner}.{part.attr}"
+        for file in schemas
+        for cls in ast.parse(file.read_text()).body
+        if isinstance(cls, ast.ClassDef) and cls.name in CLASSES
+        for method in cls.body
+        if isinstance(method, ast.FunctionDef) and method.name in used
+        for part in ast.walk(method)
+        if isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self"
+        if (owner := owners(CLASSES[cls.name]).get(part.attr)) is not None
+    }
+
+
 def fields_read(files: Iterable[Path]) -> set[str]:
     """The fields that any of the files reads, as `Class.field`."""
     return set().union(*fields_read_by_file(files).values())
