@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from ippo_cli.compose.aliases import find_suggestion
 from ippo_cli.compose.former_keys import convert_config
 from ippo_cli.compose.mix import build_parts, complete_parts
 from ippo_cli.compose.path_keys import absolute_path, dump_yaml, load_yaml, make_absolute
 from ippo_cli.compose.resolvers import register_resolvers
 from ippo_cli.compose.run_weights import replace_runs
 from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, register_option_files
+from ippo_cli.compose.validate import validate_values
 from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.leaves import iter_leaves
+from ippo_cli.config.leaves import iter_leaves as iter_leaves
 from ippo_cli.config.programs import PROGRAM, TEMPLATE
 from ippo_cli.config.secrets import check_secrets, mask_secrets, restore_secrets
-
-T = TypeVar("T")
 
 # The groups of a run: those with several kinds, with the schema of each kind, and those with a single schema.
 GROUPS = [field.name for field in fields(schema.Config) if field.name in schema.OPTIONS]
@@ -123,27 +120,23 @@ def _complete_reward_models(reward: dict[str, Any]) -> None:
 
 def build_config(plain: dict[str, Any]) -> schema.Config:
     """Build dataclasses from plain values (a resolved composition, or a run's `config.yaml`)."""
-    groups = {name: _build_group(name, _get_group(plain, name, "")) for name in (*KINDS, *SINGLE_SCHEMAS)}
-    if isinstance(reward := groups["reward"], schema.MixRewardConfig):
-        reward.parts = build_parts(reward, lambda part, where: _build_kind("reward", part, f"{where}."))
-    for name, agent in _get_group(plain["task"], "agents", "task.").items():
-        where = f"task.agents.{name}."
-        own = {group: _build_group(group, _get_group(agent, group, where), where) for group in KINDS_PER_AGENT}
-        for group, cls in KEYS_PER_AGENT.items():
-            own[group] = _to_object(cls, _get_group(agent, group, where), f"{where}{group}.")
-        # Runs of earlier versions lack mappings that were added later.
-        agent = {"chat_template_args": {}} | {leaf: value for leaf, value in agent.items() if leaf not in PER_AGENT}
-        groups["task"].agents[name] = schema.AgentConfig(
-            **vars(_to_object(schema.AgentPromptConfig, agent, where)), **own
-        )
-    run = _to_object(schema.RunConfig, {name: value for name, value in plain.items() if name not in groups}, "")
-    return schema.Config(**vars(run), **groups)
+    config = validate_values(schema.Config, plain)
+    if isinstance(config.reward, schema.MixRewardConfig):
+        config.reward.parts = build_parts(config.reward, _build_reward)
+    return config
+
+
+def _build_reward(plain: dict[str, Any], where: str) -> schema.RewardConfig:
+    kind = str(plain.get("kind"))
+    if kind not in KINDS["reward"]:
+        raise ConfigError(f"{where}.kind={kind}", "is not known", "use one of " + " ".join(KINDS["reward"]))
+    return validate_values(KINDS["reward"][kind], plain, f"{where}.")
 
 
 def build_sweep_config(node: DictConfig) -> schema.SweepConfig:
     """The sweep of a composition."""
     plain = _to_container(node.sweep)
-    return _to_object(schema.OPTIONS["sweep"][str(plain["kind"])], plain, "sweep.")
+    return validate_values(schema.OPTIONS["sweep"][str(plain["kind"])], plain, "sweep.")
 
 
 def to_yaml(plain: dict[str, Any]) -> str:
@@ -294,73 +287,3 @@ def _to_container(node: Any) -> dict[str, Any]:
         raise _unusable_value_error(error) from error
     assert isinstance(plain, dict)
     return plain  # type: ignore[return-value]
-
-
-def _get_group(plain: Any, name: str, where: str) -> dict[str, Any]:
-    """A group of a saved configuration."""
-    part = plain.get(name) if isinstance(plain, dict) else None
-    if not isinstance(part, dict):
-        raise ConfigError(f"{where}{name}", "is not a mapping", "use the config.yaml of a run")
-    return part
-
-
-def _build_group(group: str, value: dict[str, Any], where: str = "") -> Any:
-    where = f"{where}{group}."
-    return (
-        _to_object(SINGLE_SCHEMAS[group], value, where) if group in SINGLE_SCHEMAS else _build_kind(group, value, where)
-    )
-
-
-def _build_kind(group: str, value: dict[str, Any], where: str) -> Any:
-    kind = str(value.get("kind"))
-    if kind not in KINDS[group]:
-        raise ConfigError(f"{where}kind={kind}", "is not known", "use one of " + " ".join(KINDS[group]))
-    _check_keys_of_kind(group, kind, value, where)
-    return _to_object(KINDS[group][kind], value | ({"agents": {}} if group == "task" else {}), where)
-
-
-def _check_keys_of_kind(group: str, kind: str, value: dict[str, Any], where: str) -> None:
-    """Raise `ConfigError` for a key of another kind of the group; user-defined subkeys bypass Hydra's check."""
-    known = {option: {leaf.name for leaf in fields(cls)} for option, cls in KINDS[group].items()}
-    for leaf in value.keys() - known[kind]:
-        if others := [f"{group}={option}" for option in known if leaf in known[option]]:
-            raise ConfigError(f"{where}{leaf}", f"is not a key of {group}={kind}", "use " + " or ".join(others))
-
-
-def _to_object(cls: type[T], value: dict[str, Any], where: str) -> T:
-    try:
-        return OmegaConf.to_object(OmegaConf.merge(_structured_schema(cls), _escape_values(value)))  # type: ignore
-    except (ConfigKeyError, ConfigAttributeError) as error:
-        raise _unknown_key(f"{where}{error.full_key}", value.get(str(error.full_key)), cls) from error
-    except MissingMandatoryValue as error:
-        raise ConfigError(
-            f"{where}{error.full_key or str(error).splitlines()[0].split()[-1]}",
-            "is missing",
-            "every key needs a value",
-        ) from error
-    except OmegaConfBaseException as error:
-        written = OmegaConf.select(OmegaConf.create(_escape_values(value)), str(error.full_key), default="???")
-        setting = f"{where}{error.full_key}" + ("" if written == "???" else f"={written}")
-        raise ConfigError(setting, "does not fit its schema", str(error).splitlines()[0]) from error
-
-
-def _unknown_key(key: str, value: Any, cls: type[Any]) -> ConfigError:
-    """The error for a key that was appended with `+`; a key of another project has the answer of `peers.yaml`."""
-    full_key, _ = next(iter_leaves(value, key))
-    if (suggestion := find_suggestion(full_key)) is not None:
-        return ConfigError(full_key, suggestion.rule, suggestion.remedy)
-    return ConfigError(key, "is an unknown key", "use one of " + " ".join(leaf.name for leaf in fields(cls)))
-
-
-@cache
-def _structured_schema(cls: type[Any]) -> DictConfig:
-    return OmegaConf.structured(schema.build_unset(cls))
-
-
-def _escape_values(value: Any) -> Any:
-    """Escape `${` in strings, so that OmegaConf does not interpolate them."""
-    if isinstance(value, dict):
-        return {key: _escape_values(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_escape_values(part) for part in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
