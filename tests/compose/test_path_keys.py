@@ -15,7 +15,6 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.secrets import mask_secrets
 
 TASK = """defaults:
-  - /schema/task_jsonl@_here_
   - /base/jsonl@_here_
   - _self_
 train: [rows.jsonl, 'more*.jsonl']

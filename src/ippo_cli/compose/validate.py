@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from pydantic_core import CoreSchema, ErrorDetails, SchemaValidator, ValidationError, core_schema
 
 from ippo_cli.compose.aliases import find_suggestion
-from ippo_cli.config.errors import ConfigError, combine_errors
+from ippo_cli.config.errors import ConfigError, ConfigErrors, combine_errors
 from ippo_cli.config.leaves import iter_leaves
 from ippo_cli.config.schema import OPTIONS, SINGLE
 
@@ -38,6 +38,14 @@ class Mistake:
     kinds: tuple[str, ...] = ()  # of an unknown kind: those that the group has
 
 
+class WrongConfig(ConfigErrors):
+    """Mistakes of plain values. `compose/mistakes.py` explains those that were typed on the command line."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        super().__init__(errors)
+        self.args = (str(combine_errors(errors)),)
+
+
 def validate_values(cls: type[T], plain: Any, where: str = "") -> T:
     """Build an instance of a schema class from plain values. Raises `ConfigError` with all mistakes.
 
@@ -47,7 +55,12 @@ def validate_values(cls: type[T], plain: Any, where: str = "") -> T:
         return _validator(cls, _options()).validate_python(plain)
     except ValidationError as error:
         mistakes = _read_mistakes(cls, error, where)
-        raise combine_errors([format_mistake(mistake) for mistake in mistakes]) from None
+        raise WrongConfig([format_mistake(mistake) for mistake in mistakes]) from None
+
+
+def is_value_of(hint: Any, value: Any) -> bool:
+    """Whether a value fits the type of a key that is no group; an unknown key has the type None."""
+    return hint is not None and SchemaValidator(_type_schema(hint, {})).isinstance_python(value)
 
 
 def find_value_mistakes(cls: type[Any], plain: Any, where: str = "") -> list[Mistake]:
@@ -57,6 +70,32 @@ def find_value_mistakes(cls: type[Any], plain: Any, where: str = "") -> list[Mis
     except ValidationError as error:
         return _read_mistakes(cls, error, where)
     return []
+
+
+def to_plain(value: Any) -> Any:
+    """Plain values of an instance of a schema class: enumerations as their names in YAML."""
+    if is_dataclass(value):
+        return {leaf.name: to_plain(getattr(value, leaf.name)) for leaf in fields(value)}
+    if isinstance(value, dict):
+        return {key: to_plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [to_plain(part) for part in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def sort_keys(hint: Any, plain: Any) -> Any:
+    """Plain values with their keys in the order of the schema; keys that it does not have are last."""
+    if not isinstance(plain, dict):
+        return plain
+    order = dict.fromkeys([*(_hints(hint) if is_dataclass(hint) else ()), *plain])
+    return {key: sort_keys(_class_below(hint, key, plain[key]), plain[key]) for key in order if key in plain}
+
+
+def _class_below(hint: Any, key: str, value: Any) -> Any:
+    """The type of a key with this value: the class of its kind, if it is a group."""
+    below = _type_below(hint, key)
+    kinds = _kinds_of_field(key, below)
+    return kinds.get(str(value.get("kind")), below) if isinstance(value, dict) else below
 
 
 def format_mistake(mistake: Mistake) -> ConfigError:
@@ -116,16 +155,24 @@ def describe_type(hint: Any) -> str:
 def _unknown_key_error(mistake: Mistake) -> ConfigError:
     """The error of a key that its group does not have; a key of another project has the answer of `peers.yaml`."""
     full_key, _ = next(iter_leaves(mistake.value, mistake.key))
-    leaf = mistake.key.rpartition(".")[2]
-    for group, kinds in OPTIONS.items():
-        own = next((kind for kind, cls in kinds.items() if cls is mistake.owner), None)
-        others = [f"{group}={kind}" for kind, cls in kinds.items() if leaf in {key.name for key in fields(cls)}]
-        if own and others:
-            return ConfigError(mistake.key, f"is not a key of {group}={own}", "use " + " or ".join(others))
+    if (of_kind := kind_rule(mistake)) is not None:
+        return ConfigError(mistake.key, *of_kind)
     if (suggestion := find_suggestion(full_key)) is not None:
         return ConfigError(full_key, suggestion.rule, suggestion.remedy)
     known = " ".join(key.name for key in fields(mistake.owner))
     return ConfigError(mistake.key, "is an unknown key", f"use one of {known}")
+
+
+def kind_rule(mistake: Mistake) -> tuple[str, str] | None:
+    """Rule and remedy of a key that other kinds of its group have; None for other keys."""
+    *above, leaf = mistake.key.split(".")
+    for group, kinds in OPTIONS.items():
+        own = next((kind for kind, cls in kinds.items() if cls is mistake.owner), None)
+        others = [kind for kind, cls in kinds.items() if leaf in {key.name for key in fields(cls)}]
+        if own and others:
+            place = ".".join(above) if above[-1:] == [group] else group
+            return f"is not a key of {group}={own}", "use " + " or ".join(f"{place}={kind}" for kind in others)
+    return None
 
 
 def _read_mistakes(cls: type[Any], error: ValidationError, where: str) -> list[Mistake]:
