@@ -130,7 +130,7 @@ def load_builtin_option(text: str) -> Any:
 
 
 def create_option(values: Any) -> Any:
-    """The values of a file for Hydra, whose groups accept any key: pydantic refuses unknown ones, and has a remedy.
+    """The values of a file for Hydra. Its groups accept any key: pydantic refuses unknown ones, and has a remedy.
 
     Entries `/schema/NAME` of defaults lists were needed by earlier versions.
     """

@@ -120,7 +120,7 @@ def value_rule(mistake: Mistake, default: Any = None) -> tuple[str, str]:
     rule = f"must be {describe_type(hint)}"
     (first, *others) = members
     if others:
-        return rule, "write one of them"
+        return rule, f"use {' or '.join(map(describe_type, members))}"
     if _is_enum(first):
         return "is not known", "use one of " + " ".join(member.value for member in first)
     if first is float:
@@ -197,7 +197,7 @@ def _read_mistake(cls: type[Any], details: ErrorDetails, where: str) -> Mistake:
         part = location.pop(0)
         kinds = _kinds_of_field(name, hint)
         if part in kinds:  # the tag of a union
-            hint = kinds[str(part)]
+            hint, name = kinds[str(part)], ""  # a key may have the name of a kind, as rollout.vllm
             continue
         owner, name = (hint, str(part)) if is_dataclass(hint) else (owner, name)
         key = f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}".lstrip(".")

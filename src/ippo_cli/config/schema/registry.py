@@ -20,7 +20,8 @@ IMPLEMENTATIONS: dict[tuple[str, str, str], str] = {}
 def option(group: str, kind: str = SINGLE, *, schema: str | None = None, **implementations: str) -> Callable[[C], C]:
     """Register a schema class as `kind` of `group`, such as `@option("reward", "gsm8k", build="module:function")`.
 
-    `schema`: its name in defaults lists of earlier versions, by default `group_kind`. `implementations`: `module:name` by role.
+    `schema`: its name in defaults lists of earlier versions, by default `group_kind`.
+    `implementations`: `module:name` by role.
     """
 
     def register(cls: C) -> C:
