@@ -71,9 +71,9 @@ def check_agents(node: DictConfig, overrides: Sequence[str]) -> None:
     """Raise `UnknownKey` for a key of an agent that neither a file nor `+task.agents.NAME` has made."""
     for name, agent in _agents(node).items():
         own = rf"{re.escape(AGENTS_KEY)}(\.{re.escape(name)}[.=]|=.*\b{re.escape(name)}\b)"
-        is_made = any(re.match(rf"\+{{1,2}}{own}", text) for text in overrides)
-        is_made = is_made or not isinstance(agent, DictConfig) or is_of_file(agent)  # pydantic refuses other values
-        if not is_made or not re.fullmatch(r"[A-Za-z]\w*", name):
+        is_added = any(re.match(rf"\+{{1,2}}{own}", text) for text in overrides)
+        is_added = is_added or not isinstance(agent, DictConfig) or is_of_file(agent)  # pydantic refuses other values
+        if not is_added or not re.fullmatch(r"[A-Za-z]\w*", name):
             typed = (text for text in overrides if re.match(rf"\+{{0,2}}{own}", text))
             raise UnknownKey(next(typed, f"{AGENTS_KEY}.{name}"))
 
