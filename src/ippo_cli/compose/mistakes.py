@@ -26,10 +26,10 @@ def find_mistakes(error: Exception, typed: Sequence[str], command_keys: Collecti
     `command_keys`: the command's own keys; None for a command without overrides. Empty if Hydra failed for a reason
     other than a mistake.
     """
-    told = list(split_errors(error)) if isinstance(error, ConfigError) and not isinstance(error, UnknownKey) else []
+    reported = list(split_errors(error)) if isinstance(error, ConfigError) and not isinstance(error, UnknownKey) else []
     if command_keys is None or any(text.startswith(NO_OVERRIDES) for text in typed):
-        return told
-    first = [] if isinstance(error, WrongConfig) else told
+        return reported
+    first = [] if isinstance(error, WrongConfig) else reported
     try:
         others = _check_command_line(typed, command_keys)
     except (IppoError, HydraException, OmegaConfBaseException, OSError, ValueError):
@@ -38,8 +38,8 @@ def find_mistakes(error: Exception, typed: Sequence[str], command_keys: Collecti
         others = [found for found in others if CANNOT_COMPOSE not in str(found)]
     if first or others:
         return collect_errors([lambda: others], first)
-    if told:
-        return told
+    if reported:
+        return reported
     from ippo_cli.compose.arguments import is_override, normalize_arguments
     from ippo_cli.compose.diagnose import diagnose_error
 
