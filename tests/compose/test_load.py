@@ -313,14 +313,14 @@ def test_null_value_of_one_agent() -> None:
 @pytest.mark.parametrize(
     ("overrides", "setting"),
     [
-        (["critic=value_head", "task.agents.low.critic.max_grad_norm=1"], "task.agents.low.critic.max_grad_norm"),
+        (["critic=value_head", "task.agents.low.critic.max_grad_norm=1"], "task.agents.low.critic.max_grad_norm=1"),
         (
             ["actor=full", "actor.model=x", "task.agents.high.actor.hidden_size=64"],
-            "task.agents.high.actor.hidden_size",
+            "task.agents.high.actor.hidden_size=64",
         ),
         (
             ["task.agents.low.actor.kind=full", "task.agents.low.actor.hidden_size=8"],
-            "task.agents.low.actor.hidden_size",
+            "task.agents.low.actor.hidden_size=8",
         ),
     ],
 )

@@ -156,7 +156,8 @@ def _unknown_key_error(mistake: Mistake) -> ConfigError:
     """The error of a key that its group does not have; a key of another project has the answer of `peers.yaml`."""
     full_key, _ = next(iter_leaves(mistake.value, mistake.key))
     if (of_kind := kind_rule(mistake)) is not None:
-        return ConfigError(mistake.key, *of_kind)
+        setting = mistake.key if isinstance(mistake.value, dict) else f"{mistake.key}={mistake.value}"
+        return ConfigError(setting, *of_kind)
     if (suggestion := find_suggestion(full_key)) is not None:
         return ConfigError(full_key, suggestion.rule, suggestion.remedy)
     known = " ".join(key.name for key in fields(mistake.owner))
