@@ -32,13 +32,11 @@ from ippo_cli.compose.aliases import Suggestion, SuggestionKind, read_projects
 from ippo_cli.compose.diagnose import config_groups
 from ippo_cli.compose.load import (
     KEYS_PER_AGENT,
-    KINDS,
     PER_AGENT,
-    SINGLE_SCHEMAS,
     compose_node,
     config_dir,
     iter_leaves,
-    read_kind,
+    schema_of,
 )
 from ippo_cli.config import schema
 from ippo_cli.config.constraints import OneOf, constraint_from_hint
@@ -227,7 +225,7 @@ def help_keys() -> str:
         by_class: dict[type[Any], dict[str, Any]] = {}
         for option in ordered:
             node = composed(f"{group}={option}")[group]
-            by_class.setdefault(OmegaConf.get_type(node), {})[option] = node
+            by_class.setdefault(schema_of(group, node), {})[option] = node
         for cls, nodes in by_class.items():
             entries = _help_entries(cls, nodes, f"{group}.")
             for key, entry in entries:
@@ -353,7 +351,7 @@ def _first_comment(file: Path) -> str:
 
 def _comment(node: DictConfig, group: str, leaf: str) -> str:
     cls = {"": schema.RunConfig, "algorithm.kl.reward": schema.KlRewardConfig}.get(group)
-    cls = cls or SINGLE_SCHEMAS.get(group) or KINDS[group][read_kind(node[group])]
+    cls = cls or schema_of(group, node[group])
     return comments(cls)[leaf]
 
 
@@ -430,8 +428,8 @@ def _group(group: str, nodes: dict[str, Any]) -> list[str]:
     by_class: dict[type[Any], list[str]] = {}
     by_key: dict[Key, dict[str, Any]] = {}
     for option, node in nodes.items():
-        by_class.setdefault(OmegaConf.get_type(node), []).append(option)
-        for key in group_keys(OmegaConf.get_type(node)):
+        by_class.setdefault(schema_of(group, node), []).append(option)
+        for key in group_keys(schema_of(group, node)):
             by_key.setdefault(key, {})[option] = node
     lines: list[str] = []
     for cls, options in by_class.items():

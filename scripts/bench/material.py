@@ -23,7 +23,6 @@ def reward(examples, responses, **_):
     return {"team": [words.count("t4") / max(len(words), 1) for words in joint]}
 '''
 TASK = """defaults:
-  - /schema/task_jsonl@_here_
   - /base/jsonl@_here_
   - _self_
 

@@ -19,7 +19,6 @@ from ippo_cli.config.errors import ConfigError
 
 MINE = """\
 defaults:
-  - /schema/task_sorting@_here_
   - /base/sorting@_here_
   - _self_
 

@@ -15,7 +15,6 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.secrets import mask_secrets
 
 TASK = """defaults:
-  - /schema/task_jsonl@_here_
   - /base/jsonl@_here_
   - _self_
 train: [rows.jsonl, 'more*.jsonl']
@@ -126,7 +125,7 @@ def test_typed_paths_with_signs(place: str, files: Path) -> None:
 def test_latin_1_yaml_is_refused_with_its_place(files: Path) -> None:
     (files / "sub" / "mine.yaml").write_text(TASK + "# caf\xe9\n", encoding="latin-1")
     overrides = normalize_arguments(["task=sub/mine.yaml"])
-    with pytest.raises(ConfigError, match=r"mine\.yaml cannot be read \(byte 0xe9 at character 6 of line 10 is"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml cannot be read \(byte 0xe9 at character 6 of line 9 is"):
         check_user_files(overrides)
 
 

@@ -23,8 +23,8 @@ print(SourcesRegistry.instance().resolve("file").__qualname__)
 STORE = """
 import pickle, sys
 from hydra.core.singleton import Singleton
-from ippo_cli.compose.load import register_schemas
-register_schemas()
+from ippo_cli.compose.load import register_options
+register_options()
 instances = {kind: value for kind, value in Singleton.get_state()["instances"].items() if "ources" in kind.__name__}
 sys.stdout.buffer.write(pickle.dumps({"instances": instances, "omegaconf_resolvers": {}}))
 """

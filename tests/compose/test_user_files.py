@@ -55,7 +55,7 @@ def refused(group: str, text: str, folder: Path) -> str:
         (TASK + "eval_size: many\n" + AGENT + "x\n", "line 5: eval_size is 'many'; it must be a whole number"),
         (TASK + AGENT + "x\n    actor: {lerning_rate: 1}\n", "line 8: agents.solo.actor.lerning_rate is"),
         (TASK + AGENT + "x\n    actor: {learning_rate: abc}\n", "line 8: agents.solo.actor.learning_rate is 'abc'"),
-        (AGENT + "x\n", "line 1: defaults name no schema"),
+        (AGENT + "x\n", "line 1: kind is missing, so that keys cannot be checked; add the line 'kind: NAME'"),
         (
             TASK.replace("_jsonl", "_jsnol"),
             "line 2: /schema/task_jsnol@_here_ names no existing option (closest: task_jsonl)",

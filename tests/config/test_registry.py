@@ -39,7 +39,7 @@ def build_vowels_reward(config, agents):
         return Reward(team=rows)
     return adapt_response_reward(score, agents)
 """
-VALUES = "defaults: [/schema/reward_vowels@_here_, /base/reward@_here_, _self_]\nkind: vowels\nshare: 0.5\n"
+VALUES = "defaults: [/base/reward@_here_, _self_]\nkind: vowels\nshare: 0.5\n"
 
 
 @pytest.mark.parametrize(("group", "kind", "role"), IMPLEMENTATIONS)

@@ -62,7 +62,7 @@ def test_page_has_values_of_every_option(docs: ModuleType) -> None:
         for option in options:
             node = docs.composed(f"{group}={option}")[group]
             item = others.partition(f"- `{option}`:")[2].split(" - `")[0]
-            for key in docs.group_keys(docs.OmegaConf.get_type(node)):
+            for key in docs.group_keys(docs.schema_of(group, node)):
                 value = " ".join(docs.format_value(node, key.name).replace("\\n", " ").split())
                 rows = re.findall(rf"\| `{re.escape(key.name)}` \| [^|]* \| `(.*?)` \| ", tables)
                 plain = value.removesuffix(docs.FITTED)

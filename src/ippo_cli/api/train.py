@@ -39,12 +39,12 @@ def _start(typed: Sequence[str]) -> Path:
     from ippo_cli.cli.start_training import start_training
     from ippo_cli.compose.arguments import normalize_arguments
     from ippo_cli.compose.exits import set_library_defaults
-    from ippo_cli.compose.load import compose_node, register_schemas
+    from ippo_cli.compose.load import compose_node, register_options
     from ippo_cli.compose.resume import resolve_resume
     from ippo_cli.compose.user_files import check_user_files
 
     set_library_defaults()
-    register_schemas()
+    register_options()
     argv = normalize_arguments(typed)
     check_user_files(argv)
     argv, resumed = resolve_resume(argv)

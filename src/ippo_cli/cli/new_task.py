@@ -15,7 +15,6 @@ EVAL_EVERY = 5  # one of this many example rows is held out
 TEMPLATE = """\
 # A custom task: the data files, the agents, and the prompt of each agent.
 defaults:
-  - /schema/task_jsonl@_here_ # the keys and their types
   - /base/jsonl@_here_ # default values of keys that are not set below
   - _self_
 

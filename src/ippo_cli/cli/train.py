@@ -33,7 +33,7 @@ def _dispatch_command(typed: Sequence[str]) -> None:
     from ippo_cli.compose.arguments import normalize_arguments
     from ippo_cli.compose.flags import check_flags
     from ippo_cli.compose.known_keys import check_known_keys
-    from ippo_cli.compose.load import register_schemas
+    from ippo_cli.compose.load import register_options
     from ippo_cli.compose.resume import resolve_resume
     from ippo_cli.compose.user_files import check_user_files
     from ippo_cli.config.errors import ConfigError
@@ -55,7 +55,7 @@ def _dispatch_command(typed: Sequence[str]) -> None:
             raise ConfigError(repr(text), "is an unexpected argument", "write key=value; see ippo-train --help")
     if not COMPLETION_FLAGS & set(argv):  # their arguments are Hydra's
         check_known_keys(argv)
-    register_schemas()
+    register_options()
     check_user_files(argv)
     config_text = _job_config_text(argv)
     if config_text is not None:
@@ -78,7 +78,7 @@ def _run_job(argv: Sequence[str], folder: Path | None, typed: Sequence[str]) -> 
     import hydra
 
     from ippo_cli.compose.diagnose import filter_completions
-    from ippo_cli.compose.load import config_dir
+    from ippo_cli.compose.load import check_agents, config_dir
 
     sys.argv = [sys.argv[0], *argv]
     failures: list[BaseException] = []
@@ -86,6 +86,7 @@ def _run_job(argv: Sequence[str], folder: Path | None, typed: Sequence[str]) -> 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     def job(node: DictConfig) -> None:
         try:
+            check_agents(node, argv)
             train(node, folder, typed)
         except Exception as error:  # raised below: Hydra would print its own message
             failures.append(error)

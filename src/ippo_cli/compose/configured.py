@@ -191,9 +191,9 @@ def compose_checked(overrides: list[str], typed_now: list[str], *, of_model: boo
 
     combined = merge_search_paths(overrides)
     check_user_files(combined)
-    node = compose_node(combined)  # first, so that unknown keys are reported as unknown
+    plain = resolve_config(compose_node(combined))  # first, so that unknown keys are reported as unknown
     check_evaluation_overrides(typed_now, of_model=of_model)
-    config = build_config(resolve_config(node))
+    config = build_config(plain)
     typed = {text.partition("=")[0].lstrip("+") for text in typed_now}
     rules = [
         partial(check_config, config, 1, training=False),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.compose.explain import (
@@ -18,10 +18,13 @@ from ippo_cli.compose.explain import (
     summarize_message,
 )
 from ippo_cli.compose.known_keys import unknown_overrides
-from ippo_cli.compose.load import KINDS, config_dir
+from ippo_cli.compose.load import KINDS, config_dir, merge_agents
 from ippo_cli.compose.plugins import plugin_error_from_message
 from ippo_cli.compose.searchpath import SEARCH_PATH, list_options, user_option_files
-from ippo_cli.config.errors import ConfigError, combine_errors
+from ippo_cli.compose.validate import Mistake, find_value_mistakes, format_mistake, to_plain, validate_values
+from ippo_cli.config.errors import ConfigError, UnknownKey, combine_errors
+from ippo_cli.config.leaves import iter_leaves
+from ippo_cli.config.schema import Config
 
 UNKNOWN_KEY = ConfigError("", "is not a key", "")
 HIDDEN_GROUPS = ("base", "schema")
@@ -48,19 +51,76 @@ def check_overrides(
     """
     compose_cached.cache_clear()  # user files may have changed
     ordered = sorted(overrides, key=_composition_order)
-    errors: list[ConfigError] = []
-    good = list(base)
-    unknown = unknown_overrides([*base, *ordered])
-    _bisect_overrides([text for text in ordered if text not in unknown], good, errors)
-    for text in unknown:
-        errors.append(explain_override(text, good, UNKNOWN_KEY, config_groups(good)))
-    places = {text.partition("=")[0]: place for place, text in enumerate(ordered)}
-    errors.sort(key=lambda error: places.get(error.key, len(places)))
+    options = config_groups([*base, *ordered])
+    refused: dict[str, Exception | Mistake] = {text: UNKNOWN_KEY for text in unknown_overrides([*base, *ordered])}
+    refused |= {text: error for text in ordered if (error := _parse_error(text, options)) is not None}
+    in_files: list[Mistake] = []
+    while found := _find_refused([text for text in ordered if text not in refused], base, in_files):
+        refused |= found
+    good = [*base, *(part for text in ordered if text not in refused for part in _first_value(text))]
+    errors = [explain_override(text, good, refused[text], options) for text in ordered if text in refused]
+    errors += [format_mistake(mistake) for mistake in in_files]
     if not sweeps:
         errors += [
             found for text in ordered if text not in _first_value(text) and (found := _several_values_error(text, good))
         ]
     return _drop_follow_up_errors(errors), good
+
+
+def _parse_error(text: str, options: Mapping[str, Sequence[str]]) -> Exception | None:
+    """The error of an override that Hydra cannot parse, or that chooses an option that does not exist."""
+    try:
+        OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        return error
+    group, _, option = _first_value(text)[0].lstrip("+").partition("=")
+    return UNKNOWN_KEY if group in options and option.strip("'\"") not in options[group] else None
+
+
+def _find_refused(
+    ordered: Sequence[str], base: Sequence[str], in_files: list[Mistake]
+) -> dict[str, Exception | Mistake]:
+    """Compose overrides, and return those that Hydra or the schema refuses; `in_files` gets all other mistakes."""
+    single = {text: _first_value(text)[0] for text in ordered}
+    try:
+        node = compose_cached((*base, *single.values()))
+    except UnknownKey as error:
+        return {text: error for text in ordered if text.partition("=")[0] == error.key}
+    except (HydraException, OmegaConfBaseException) as error:
+        named = [text for text in ordered if f"'{_key(text)}'" in str(error) or single[text] in str(error)]
+        if not named and not ordered:
+            raise
+        return {(named or ordered)[-1]: error}
+    found: dict[str, Exception | Mistake] = {}
+    in_files.clear()
+    for mistake in _find_mistakes(node):
+        texts = [text for text in ordered if "/" not in text and _is_about(mistake, _key(text))]
+        if texts and not mistake.is_missing:
+            found[max(texts, key=lambda text: len(_key(text)))] = mistake
+        else:
+            in_files.append(mistake)
+    return found
+
+
+def _find_mistakes(node: DictConfig) -> list[Mistake]:
+    """All mistakes of a composition; without those of interpolated values if one of them cannot be resolved."""
+    try:
+        return find_value_mistakes(Config, merge_agents(node))
+    except ConfigError:
+        bare = {key: value for key, value in node.items_ex(resolve=False) if key not in ("hydra", "sweep")}
+        plain = OmegaConf.to_container(OmegaConf.create(bare), resolve=False)
+        found = find_value_mistakes(Config, plain)
+        return [mistake for mistake in found if not mistake.is_missing and "${" not in str(mistake.value)]
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].lstrip("+~")
+
+
+def _is_about(mistake: Mistake, key: str) -> bool:
+    """Whether an override of this key has made a mistake; overrides that choose an option have a key without a dot."""
+    within = mistake.key.startswith((f"{key}.", f"{key}[")) and "." in key
+    return key == mistake.key or within or key.startswith(f"{mistake.key}.")
 
 
 def config_groups(overrides: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -76,25 +136,6 @@ def filter_completions(completions: str) -> str:
     """Remove internal groups from Hydra's shell completions."""
     internal = "|".join(HIDDEN_GROUPS)
     return re.sub(rf"(?<!\S)[+~]?(?:{internal})(?:[=/]\S*)?(?!\S)[ \n]?", "", completions)
-
-
-def _bisect_overrides(ordered: Sequence[str], good: list[str], errors: list[ConfigError]) -> None:
-    """Add valid overrides to `good` and errors of invalid ones to `errors`, by bisection."""
-    if not ordered:
-        return
-    single = [part for text in ordered for part in _first_value(text)]
-    try:
-        compose_cached((*good, *single))
-    except (HydraException, OmegaConfBaseException) as error:
-        if len(ordered) == 1:
-            errors.append(explain_override(ordered[0], good, error, config_groups(good)))
-            return
-        if ordered:
-            _bisect_overrides(ordered[: len(ordered) // 2], good, errors)
-            _bisect_overrides(ordered[len(ordered) // 2 :], good, errors)
-            return
-        raise
-    good += single
 
 
 def _drop_follow_up_errors(errors: list[ConfigError]) -> list[ConfigError]:
@@ -128,6 +169,8 @@ def _several_values_error(text: str, good: Sequence[str]) -> ConfigError | None:
     """The error for several values outside a sweep; None if the first value already has an error."""
     if _first_value(text)[0] not in good:
         return None
-    node = compose_cached(tuple(good))
-    value = OmegaConf.select(node, text.partition("=")[0].lstrip("+"), throw_on_missing=False)
-    return explain_several_values(text, OmegaConf.to_container(value) if OmegaConf.is_list(value) else value)
+    try:
+        plain = to_plain(validate_values(Config, merge_agents(compose_cached(tuple(good)))))
+    except ConfigError:  # a mistake in a file
+        return explain_several_values(text, None)
+    return explain_several_values(text, dict(iter_leaves(plain)).get(_key(text)))

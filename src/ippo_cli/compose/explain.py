@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
@@ -14,17 +14,19 @@ from omegaconf import DictConfig, OmegaConf
 
 from ippo_cli.compose.aliases import SuggestionKind, find_suggestion, read_option_names
 from ippo_cli.compose.arguments import open_bracket_error
-from ippo_cli.compose.load import compose_node, iter_leaves, read_kind
+from ippo_cli.compose.known_keys import agent_names
+from ippo_cli.compose.load import compose_node
 from ippo_cli.compose.plugins import PACKAGES, missing_plugin_error
 from ippo_cli.compose.searchpath import search_path_entries, user_option_files
+from ippo_cli.compose.validate import LIST_RULE, Mistake, kind_rule, sort_keys, value_rule
 from ippo_cli.compose.yaml_source import shorten_path
 from ippo_cli.config.commands import expand_home
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import OPTIONS
+from ippo_cli.config.leaves import iter_leaves
+from ippo_cli.config.schema import OPTIONS, Composition
 from ippo_cli.config.text import closest_hint
 
 OPTION_LEAVES = ("name", "kind", "type")  # keys of other programs that choose an option of a group
-LIST_RULE = "must be a list"
 CANNOT_COMPOSE = "cannot be composed"
 TYPO_CUTOFF = 0.8
 """Minimum similarity to a known name for a suggestion."""
@@ -39,7 +41,9 @@ def compose_cached(overrides: tuple[str, ...]) -> DictConfig:
     return compose_node(overrides)
 
 
-def explain_override(text: str, good: list[str], error: Exception, options: Mapping[str, Sequence[str]]) -> ConfigError:
+def explain_override(
+    text: str, good: list[str], error: Exception | Mistake, options: Mapping[str, Sequence[str]]
+) -> ConfigError:
     """Explain why an override cannot be applied after those in `good`; `options`: options by group."""
     key, equals, value = text.partition("=")
     name = key.lstrip("+~")
@@ -54,16 +58,30 @@ def explain_override(text: str, good: list[str], error: Exception, options: Mapp
         )
         remedy = f"use {bare}={value}" if known else "write GROUP.KEY=VALUE; ippo-train --help lists all keys"
         return ConfigError(text, "is not a key: it has a dot too many", remedy)
-    if name in options:
+    if name in options and isinstance(error, Exception):
         return _explain_choice(text, name, value, good, options[name], error)
     node = compose_cached(tuple(good))
-    plain = OmegaConf.to_container(node, resolve=False)
-    keys = [leaf for leaf, _ in iter_leaves(plain) if not leaf.startswith("hydra.")]
     if (wrong := _explain_agent(text, name, value, node)) is not None:
         return wrong
-    if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
-        return _explain_value(text, name, value, error, OmegaConf.select(node, name, throw_on_missing=False))
+    present = OmegaConf.select(node, name, throw_on_missing=False)
+    keys = list(_iter_keys(node))
+    if isinstance(error, Mistake) and error.hint is None:
+        of_kind = kind_rule(error)
+        return ConfigError(text, *of_kind) if of_kind else explain_key(text, name, node, keys, options)
+    if isinstance(error, Mistake) or name in keys or present is not None:
+        return _explain_value(text, name, value, error, present)
     return explain_key(text, name, node, keys, options)
+
+
+def _iter_keys(node: DictConfig) -> Iterator[str]:
+    """All keys of a composition; an agent's also those without a value of its own."""
+    names = [str(name) for name in node.task.agents]
+    for key, _ in iter_leaves(sort_keys(Composition, OmegaConf.to_container(node, resolve=False))):
+        if not key.startswith(("hydra.", "task.agents.")):
+            yield key
+        elif names and not key.startswith("hydra."):
+            yield from (f"task.agents.{name}.{leaf}" for name in names for leaf in agent_names())
+            names = []
 
 
 def explain_argument(text: str, options: Mapping[str, Sequence[str]]) -> ConfigError:
@@ -122,34 +140,18 @@ def _explain_agent(text: str, name: str, value: str, node: DictConfig) -> Config
     return None
 
 
-def _explain_value(text: str, name: str, value: str, error: Exception, default: Any) -> ConfigError:
+def _explain_value(text: str, name: str, value: str, error: Exception | Mistake, default: Any) -> ConfigError:
     bare = value.strip("'\"")
     if (unclosed := open_bracket_error(text, bare)) is not None:
         return unclosed
     if any(bare.count(opening) != bare.count(closing) for opening, closing in ("[]", "{}")):
         return ConfigError(text, "has brackets that do not match", f"close every bracket, and quote it: '{name}=[a,b]'")
-    rule, remedy = value_rule(summarize_message(error), name, default)
+    if not isinstance(error, Mistake):
+        return ConfigError(text, "is not a valid value", summarize_message(error))
+    rule, remedy = value_rule(error, default)
     if rule == LIST_RULE and (several := text.partition("=")[2]) and not re.search(r"[\[\]{}'\"]", several):
         remedy = f"write '{name}=[{several}]'"
     return ConfigError(text, rule, remedy)
-
-
-def value_rule(words: str, name: str, default: Any = None) -> tuple[str, str]:
-    """Convert OmegaConf's message about a value to rule and remedy. `default`: the value without the override."""
-    is_number = isinstance(default, int | float) and not isinstance(default, bool)
-    if "could not be converted to Float" in words:
-        return "must be a number", f"use one such as {name}={default if is_number else 0.1:g}"
-    if "could not be converted to Integer" in words:
-        return "must be a whole number", f"use one such as {name}={default if is_number else 2:.0f}"
-    if "is not a valid bool" in words:
-        return "must be true or false", f"use {name}=true or {name}=false"
-    if known := re.search(r"expected one of \[(.*)\]", words):
-        return "is not known", "use one of " + known[1].replace(", ", " ")
-    if "not Optional" in words or "Incompatible value 'None'" in words or "Non optional field" in words:
-        return "must not be null", f"set a value, or remove {name}"
-    if "ListConfig" in words:
-        return LIST_RULE, f"write '{name}=[a,b]'"
-    return "is not a valid value", words
 
 
 def explain_key(
@@ -162,7 +164,7 @@ def explain_key(
     if others:
         return ConfigError(
             text,
-            f"is not a key of {group}={read_kind(node[group])}",
+            f"is not a key of {group}={node[group].kind}",
             "use " + " or ".join(f"{group}={kind}" for kind in others),
         )
     return explain_unknown_name(text, name, keys, options)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
-from enum import Enum
-from types import NoneType
-from typing import Any, NoReturn, cast, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.compose.load import KINDS, SINGLE_SCHEMAS
+from ippo_cli.compose.path_keys import load_yaml
+from ippo_cli.compose.validate import describe_type, is_value_of
 from ippo_cli.compose.yaml_source import YamlSource, keys_with_lines, mapping_items, node_text
 from ippo_cli.config import schema
 from ippo_cli.config.text import closest_hint
-
-KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 
 
 def check_global_file(source: YamlSource, body: Iterable[tuple[str, yaml.Node, int]]) -> None:
@@ -109,14 +105,11 @@ def _check_leaf(
     if hint is Any or (isinstance(node, yaml.ScalarNode) and "${" in written):
         return  # interpolations are resolved after composition
     try:
-        value = cast(DictConfig, OmegaConf.create(_single_key_document(node, key)))[key]
-    except (
-        yaml.YAMLError,
-        OmegaConfBaseException,
-    ):  # for example an anchor defined elsewhere; composition reports such errors
+        value = load_yaml(_single_key_document(node, key))[key]
+    except yaml.YAMLError:  # for example an anchor defined elsewhere; composition reports such errors
         return
     kinds = _kinds_of_group(classes) if key == "kind" else ()
-    if any(_is_valid_value(cls, key, value) for cls in classes) and (not kinds or value in kinds):
+    if (not kinds or value in kinds) and any(is_value_of(get_type_hints(cls).get(key), value) for cls in classes):
         return
     if isinstance(node, yaml.MappingNode) and node.flow_style:
         source.raise_error(
@@ -134,37 +127,11 @@ def _kinds_of_group(classes: Sequence[type[Any]]) -> Sequence[str]:
     return next((list(kinds) for kinds in schema.OPTIONS.values() if any(cls in classes for cls in kinds.values())), ())
 
 
-def _is_valid_value(cls: type[Any], key: str, value: Any) -> bool:
-    if key not in get_type_hints(cls):
-        return False
-    try:
-        OmegaConf.merge(OmegaConf.structured(schema.build_unset(cls)), {key: value})
-    except OmegaConfBaseException:
-        return False
-    return True
-
-
 def _single_key_document(node: yaml.Node, key: str) -> str:
     """Serialise a YAML document with only this key and value."""
     return yaml.serialize(
         yaml.MappingNode("tag:yaml.org,2002:map", [(yaml.ScalarNode("tag:yaml.org,2002:str", key), node)])
     )
-
-
-def describe_type(hint: Any) -> str:
-    """Describe a type in words."""
-    if get_origin(hint) is list:
-        (item,) = get_args(hint)
-        return "a list" + (f" of {' '.join(part.value for part in item)}" if _is_enum(item) else "")
-    parts = get_args(hint) or (hint,)
-    return " or ".join(
-        "one of " + " ".join(member.value for member in part) if _is_enum(part) else KIND_NAMES.get(part, str(part))
-        for part in parts
-    )
-
-
-def _is_enum(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Enum)
 
 
 def _describe_node(source: YamlSource, node: yaml.Node) -> str:

@@ -8,20 +8,13 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from ippo_cli.compose.arguments import AGENTS_KEY, is_override
-from ippo_cli.compose.load import KINDS, SINGLE_SCHEMAS
+from ippo_cli.compose.load import KINDS, PER_AGENT, SINGLE_SCHEMAS
 from ippo_cli.compose.searchpath import SEARCH_PATH
 from ippo_cli.config import schema
-from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.errors import UnknownKey
 from ippo_cli.config.marked_keys import is_mapping_key
 
 OTHER_ROOTS = (AGENTS_KEY, "hydra", "sweep", "experiment", "resume")  # what they have depends on more than schemas
-
-
-class UnknownKey(ConfigError):
-    """A key that no option has; `compose/mistakes.py` explains it together with the other mistakes."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text, "is not a key", "ippo-train --help and docs/config.md list all keys")
 
 
 def check_known_keys(overrides: Sequence[str]) -> None:
@@ -46,6 +39,12 @@ def known_names() -> dict[str, None]:
     for group, kinds in KINDS.items():
         names |= dict.fromkeys([group, *(name for cls in kinds.values() for name in _field_names(cls, f"{group}."))])
     return names
+
+
+@cache
+def agent_names() -> tuple[str, ...]:
+    """All keys of an agent, of every kind of its actor and critic."""
+    return tuple(name for name in _field_names(schema.AgentConfig, "") if name not in PER_AGENT)
 
 
 def _may_exist(text: str) -> bool:

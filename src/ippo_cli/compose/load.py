@@ -6,32 +6,28 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from enum import Enum
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from ippo_cli.compose.aliases import find_suggestion
+from ippo_cli.compose.arguments import AGENTS_KEY
 from ippo_cli.compose.former_keys import convert_config
 from ippo_cli.compose.mix import build_parts, complete_parts
 from ippo_cli.compose.path_keys import absolute_path, dump_yaml, load_yaml, make_absolute
 from ippo_cli.compose.resolvers import register_resolvers
 from ippo_cli.compose.run_weights import replace_runs
-from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, register_option_files
+from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, is_of_file, register_option_files
+from ippo_cli.compose.validate import WrongConfig, sort_keys, to_plain, validate_values
 from ippo_cli.config import schema
-from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.leaves import iter_leaves
+from ippo_cli.config.errors import ConfigError, UnknownKey
+from ippo_cli.config.leaves import iter_leaves as iter_leaves
 from ippo_cli.config.programs import PROGRAM, TEMPLATE
 from ippo_cli.config.secrets import check_secrets, mask_secrets, restore_secrets
-
-T = TypeVar("T")
 
 # The groups of a run: those with several kinds, with the schema of each kind, and those with a single schema.
 GROUPS = [field.name for field in fields(schema.Config) if field.name in schema.OPTIONS]
@@ -55,25 +51,31 @@ def config_dir() -> Path:
     return BUILTIN_OPTIONS
 
 
-def register_schemas() -> None:
-    """Register all schemas with Hydra, so that YAML files can list them first, and register user option files."""
+def register_options() -> None:
+    """Register option files of users, and the functions of `conf/`, with Hydra."""
     register_option_files()
     register_resolvers()
-    for name, node in schema.SCHEMAS.items():
-        _register_schema(name, node)
-
-
-@cache
-def _register_schema(name: str, node: type[Any]) -> None:
-    ConfigStore.instance().store(group="schema", name=name, node=node)
 
 
 def compose_node(overrides: Sequence[str]) -> DictConfig:
     """Compose without `hydra.main` (resume lookup, diagnosis, tests)."""
-    register_schemas()
+    register_options()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return compose("config", overrides=list(overrides))
+        node = compose("config", overrides=list(overrides))
+    check_agents(node, overrides)
+    return node
+
+
+def check_agents(node: DictConfig, overrides: Sequence[str]) -> None:
+    """Raise `UnknownKey` for a key of an agent that neither a file nor `+task.agents.NAME` has made."""
+    for name, agent in _agents(node).items():
+        own = rf"{re.escape(AGENTS_KEY)}(\.{re.escape(name)}[.=]|=.*\b{re.escape(name)}\b)"
+        is_added = any(re.match(rf"\+{{1,2}}{own}", text) for text in overrides)
+        is_added = is_added or not isinstance(agent, DictConfig) or is_of_file(agent)  # pydantic refuses other values
+        if not is_added or not re.fullmatch(r"[A-Za-z]\w*", name):
+            typed = (text for text in overrides if re.match(rf"\+{{0,2}}{own}", text))
+            raise UnknownKey(next(typed, f"{AGENTS_KEY}.{name}"))
 
 
 def load_config(overrides: Sequence[str] = ()) -> schema.Config:
@@ -82,29 +84,49 @@ def load_config(overrides: Sequence[str] = ()) -> schema.Config:
 
 
 def resolve_config(node: DictConfig) -> dict[str, Any]:
-    """Plain values of a run: interpolations resolved, each agent's overrides merged over its groups."""
-    _check_kinds(node)
-    agents: dict[str, Any] = {}
-    for name, agent in node.task.agents.items():
-        if OmegaConf.is_missing(agent, "template") and node.task.kind == PROGRAM:
-            agent.template = TEMPLATE
-        if OmegaConf.is_missing(agent, "template"):
-            raise ConfigError(f"task.agents.{name}.template", "is missing", "set the prompt, such as '{question}'")
-        own = {leaf: _read_value(agent, leaf) for leaf in agent if leaf not in PER_AGENT}
-        agents[str(name)] = own | _agent_groups(node, agent, name)
-    bare = copy.deepcopy(node)
-    with open_dict(bare):
-        bare.pop("hydra", None)
-        bare.pop("sweep", None)
-        bare.task.agents = {}  # partial groups of agents have missing values; they are added resolved below
-    plain = _to_container(bare)
-    plain["task"]["agents"] = agents
+    """Plain values of a run: interpolations resolved, each agent's overrides merged over its groups; of valid types."""
+    plain = to_plain(validate_values(schema.Config, merge_agents(node)))
     complete_parts(plain["reward"], config_dir() / "reward")
     _complete_reward_models(plain["reward"])
     check_secrets(plain)
     plain = _make_paths_absolute(plain)
     replace_runs(plain)
     return plain
+
+
+def merge_agents(node: DictConfig) -> dict[str, Any]:
+    """Plain values of a run as they are written, with each agent's overrides merged over its groups."""
+    for group in GROUPS:
+        if not isinstance(node[group], DictConfig):
+            raise ConfigError(f"{group}={node[group]}", "must be a mapping", f"set its keys: {group}.KEY=VALUE")
+    _check_kinds(node)
+    agents: dict[str, Any] = {}
+    for name, agent in _agents(node).items():
+        if not isinstance(agent, DictConfig):
+            agents[name] = agent
+            continue
+        own = {str(leaf): _read_value(agent, leaf) for leaf in agent if leaf not in PER_AGENT}
+        if node.task.kind == PROGRAM:
+            own.setdefault("template", TEMPLATE)
+        if "template" not in own:
+            raise ConfigError(f"task.agents.{name}.template", "is missing", "set the prompt, such as '{question}'")
+        agents[name] = own | _agent_groups(node, agent, name)
+    bare = copy.deepcopy(node)
+    with open_dict(bare):
+        bare.pop("hydra", None)
+        bare.pop("sweep", None)
+        if isinstance(node.task.agents, DictConfig):
+            bare.task.agents = {}  # the values of agents are in `agents`
+    plain = _to_container(bare)
+    if isinstance(plain["task"]["agents"], dict):
+        plain["task"]["agents"] = agents
+    return plain
+
+
+def _agents(node: DictConfig) -> dict[str, Any]:
+    """The agents of a composition by name, with their own values only."""
+    agents = node.task.get("agents") if isinstance(node.task, DictConfig) else None
+    return {str(name): agents[name] for name in agents} if isinstance(agents, DictConfig) else {}
 
 
 def _make_paths_absolute(value: Any, key: str = "") -> Any:
@@ -123,27 +145,30 @@ def _complete_reward_models(reward: dict[str, Any]) -> None:
 
 def build_config(plain: dict[str, Any]) -> schema.Config:
     """Build dataclasses from plain values (a resolved composition, or a run's `config.yaml`)."""
-    groups = {name: _build_group(name, _get_group(plain, name, "")) for name in (*KINDS, *SINGLE_SCHEMAS)}
-    if isinstance(reward := groups["reward"], schema.MixRewardConfig):
-        reward.parts = build_parts(reward, lambda part, where: _build_kind("reward", part, f"{where}."))
-    for name, agent in _get_group(plain["task"], "agents", "task.").items():
-        where = f"task.agents.{name}."
-        own = {group: _build_group(group, _get_group(agent, group, where), where) for group in KINDS_PER_AGENT}
-        for group, cls in KEYS_PER_AGENT.items():
-            own[group] = _to_object(cls, _get_group(agent, group, where), f"{where}{group}.")
-        # Runs of earlier versions lack mappings that were added later.
-        agent = {"chat_template_args": {}} | {leaf: value for leaf, value in agent.items() if leaf not in PER_AGENT}
-        groups["task"].agents[name] = schema.AgentConfig(
-            **vars(_to_object(schema.AgentPromptConfig, agent, where)), **own
-        )
-    run = _to_object(schema.RunConfig, {name: value for name, value in plain.items() if name not in groups}, "")
-    return schema.Config(**vars(run), **groups)
+    config = validate_values(schema.Config, plain)
+    if isinstance(config.reward, schema.MixRewardConfig):
+        config.reward.parts = build_parts(config.reward, _build_reward)
+    return config
+
+
+def _build_reward(plain: dict[str, Any], where: str) -> schema.RewardConfig:
+    kind = str(plain.get("kind"))
+    if kind not in KINDS["reward"]:
+        raise ConfigError(f"{where}.kind={kind}", "is not known", "use one of " + " ".join(KINDS["reward"]))
+    return validate_values(KINDS["reward"][kind], plain, f"{where}.")
+
+
+def schema_of(group: str, values: Mapping[Any, Any]) -> type[Any]:
+    """The schema class of a group with these values."""
+    kinds = schema.OPTIONS[group]
+    return kinds.get(schema.SINGLE) or kinds[str(values["kind"])]
 
 
 def build_sweep_config(node: DictConfig) -> schema.SweepConfig:
     """The sweep of a composition."""
+    _check_kind_of_keys("sweep", str(node.sweep.get("kind")), node.sweep)
     plain = _to_container(node.sweep)
-    return _to_object(schema.OPTIONS["sweep"][str(plain["kind"])], plain, "sweep.")
+    return validate_values(schema.OPTIONS["sweep"][str(plain["kind"])], plain, "sweep.")
 
 
 def to_yaml(plain: dict[str, Any]) -> str:
@@ -172,39 +197,34 @@ def read_run_config(path: Path) -> dict[str, Any]:
 
 
 def format_composition(node: DictConfig, *, resolve: bool) -> str:
-    """Format a composition as YAML for `--cfg job`, without missing values of agents."""
-    plain = OmegaConf.to_container(node, resolve=resolve, enum_to_str=True)
-    return OmegaConf.to_yaml(OmegaConf.create(_drop_missing(plain)))
-
-
-def read_kind(node: DictConfig) -> str:
-    """The kind of a group, which is an enumeration in some schemas."""
-    return str(getattr(node.kind, "value", node.kind))
+    """Format a composition as YAML for `--cfg job`, in the order of the schema."""
+    plain = OmegaConf.to_container(node, resolve=resolve)
+    return dump_yaml(sort_keys(schema.Composition, plain))
 
 
 def _check_kinds(node: DictConfig) -> None:
     """Raise `ConfigError` if only `kind` was changed, because the group's other keys belong to another kind."""
     for group, kinds in KINDS.items():
-        kind = read_kind(node[group])
+        kind = str(node[group].get("kind"))
         if kind not in kinds:
             raise ConfigError(f"{group}.kind={kind}", "is not known", "use one of " + " ".join(kinds))
-        if group == "actor" and kind == schema.ActorKind.server:
+        if group == "actor" and kind == schema.ActorKind.server.value:
             raise ConfigError(
                 "actor=server",
                 "is the server of one frozen agent, and this names one for all agents, of which none could be trained",
                 "use task.agents.NAME.actor=server",
             )
-        if OmegaConf.get_type(node[group]) not in (kinds[kind], dict):
-            options = [file.stem for file in sorted((config_dir() / group).glob("*.yaml"))]
-            remedy = f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}"
-            raise ConfigError(f"{group}.kind={kind}", "cannot be set alone: it depends on the option", remedy)
+        _check_kind_of_keys(group, kind, node[group])
 
 
-def _drop_missing(plain: Any) -> Any:
-    if not isinstance(plain, dict):
-        return plain
-    present = {key: _drop_missing(value) for key, value in plain.items() if value != "???"}
-    return {key: value for key, value in present.items() if value != {} or plain[key] == {}}
+def _check_kind_of_keys(group: str, kind: str, values: DictConfig) -> None:
+    """Raise `ConfigError` if the keys of a group are exactly those of another kind."""
+    keys = set(values)
+    of_kinds = {option: {leaf.name for leaf in fields(cls)} for option, cls in schema.OPTIONS[group].items()}
+    if keys != of_kinds.get(kind) and keys in of_kinds.values():
+        options = [file.stem for file in sorted((config_dir() / group).glob("*.yaml"))]
+        remedy = f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}"
+        raise ConfigError(f"{group}.kind={kind}", "cannot be set alone: it depends on the option", remedy)
 
 
 def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, Any]:
@@ -213,11 +233,14 @@ def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, A
     If its actor has another kind than the run's, its actor and critic start from the options of their kinds instead of
     the run's values; if only its critic has another kind, only its critic does.
     """
-    kinds = {group: _agent_kind(agent[group], node[group]) for group in KINDS_PER_AGENT}
-    if kinds["actor"] == schema.ActorKind.server:  # nothing of it is trained
-        _check_has_no_critic(agent, name)
+    own = {group: agent.get(group, {}) for group in PER_AGENT}
+    if wrong := {group: value for group, value in own.items() if not isinstance(value, DictConfig | dict)}:
+        return wrong
+    kinds = {group: str(own[group].get("kind", node[group].kind)) for group in KINDS_PER_AGENT}
+    if kinds["actor"] == schema.ActorKind.server.value:  # nothing of it is trained
+        _check_has_no_critic(own["critic"], name)
         kinds["critic"] = schema.CriticKind.none.value
-    others = [group for group, kind in kinds.items() if kind != read_kind(node[group])]
+    others = [group for group, kind in kinds.items() if kind != node[group].kind and kind in KINDS[group]]
     if others:
         node = copy.deepcopy(node)
         options = _compose_kinds(node.task.kind, kinds)
@@ -225,24 +248,25 @@ def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, A
             node[group] = options[group]
     found: dict[str, Any] = {}
     for group in PER_AGENT:
-        own = _merge_group(node, group, agent[group], name)
-        if group == "actor" and any(not OmegaConf.is_missing(agent.actor, leaf) for leaf in agent.actor):
+        overrides = {leaf: own[group][leaf] for leaf in own[group]}
+        merged = OmegaConf.merge(node[group], overrides)
+        if group == "actor" and overrides:
             node = copy.deepcopy(node)
-            node.actor = own  # interpolations of the critic, such as the dtype, refer to this agent's actor
+            node.actor = merged  # interpolations of the critic, such as the dtype, refer to this agent's actor
         if group in KEYS_PER_AGENT:  # the others are the run's: an agent at a server has no value of some defaults
-            known = {leaf.name for leaf in fields(KEYS_PER_AGENT[group])}
-            found[group] = {leaf: _read_value(own, leaf) for leaf in own if leaf in known}
+            known = {leaf.name for leaf in fields(KEYS_PER_AGENT[group])} | set(overrides)
+            found[group] = {leaf: _read_value(merged, leaf) for leaf in merged if leaf in known}
         else:
-            found[group] = _to_container(own)
+            found[group] = _to_container(merged)
     return found
 
 
-def _check_has_no_critic(agent: DictConfig, name: str) -> None:
+def _check_has_no_critic(critic: Mapping[Any, Any], name: str) -> None:
     """Raise `ConfigError` for a critic of an agent at a server."""
-    if not OmegaConf.is_missing(agent.critic, "kind") and read_kind(agent.critic) != schema.CriticKind.none:
+    if critic.get("kind", schema.CriticKind.none.value) != schema.CriticKind.none.value:
         where = f"task.agents.{name}"
         raise ConfigError(
-            f"{where}.critic.kind={read_kind(agent.critic)}",
+            f"{where}.critic.kind={critic['kind']}",
             f"has no effect: {where}.actor=server is not trained",
             "remove it",
         )
@@ -254,113 +278,25 @@ def _compose_kinds(task: str, kinds: Mapping[str, str]) -> DictConfig:
     return compose_node([*environment, *(f"{group}={kind}" for group, kind in kinds.items())])
 
 
-def _agent_kind(own: DictConfig, shared: DictConfig) -> str:
-    """An agent's kind of a group: its own, else the run's."""
-    return read_kind(shared if OmegaConf.is_missing(own, "kind") else own)
-
-
-def _merge_group(node: DictConfig, group: str, own: DictConfig, agent: str) -> DictConfig:
-    """Merge one agent's overrides over a group's values."""
-    overrides = {leaf: own[leaf] for leaf in own if not OmegaConf.is_missing(own, leaf)}
-    for leaf, value in overrides.items():
-        if leaf not in node[group]:
-            raise ConfigError(
-                f"task.agents.{agent}.{group}.{leaf}={value}",
-                f"is not a key of {group}={read_kind(node[group])}",
-                "it has: " + " ".join(node[group]),
-            )
-    return OmegaConf.merge(node[group], overrides)  # type: ignore[return-value]
-
-
-def _read_value(node: DictConfig, leaf: Any) -> Any:
-    """A leaf's plain value: enumerations as their names, lists and mappings of Python."""
+def _read_value(node: Any, leaf: Any) -> Any:
+    """A leaf's plain value."""
     try:
         value = node[leaf]
         if OmegaConf.is_config(value):
             return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
-        return value.name if isinstance(value, Enum) else value
+        return value
     except OmegaConfBaseException as error:
         raise _unusable_value_error(error) from error
 
 
 def _unusable_value_error(error: OmegaConfBaseException) -> ConfigError:
-    return ConfigError(str(error.full_key), "has no usable value", str(error).splitlines()[0])
+    return WrongConfig([ConfigError(str(error.full_key), "has no usable value", str(error).splitlines()[0])])
 
 
 def _to_container(node: Any) -> dict[str, Any]:
     try:
-        plain = OmegaConf.to_container(node, resolve=True, enum_to_str=True, throw_on_missing=True)
+        plain = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise _unusable_value_error(error) from error
     assert isinstance(plain, dict)
     return plain  # type: ignore[return-value]
-
-
-def _get_group(plain: Any, name: str, where: str) -> dict[str, Any]:
-    """A group of a saved configuration."""
-    part = plain.get(name) if isinstance(plain, dict) else None
-    if not isinstance(part, dict):
-        raise ConfigError(f"{where}{name}", "is not a mapping", "use the config.yaml of a run")
-    return part
-
-
-def _build_group(group: str, value: dict[str, Any], where: str = "") -> Any:
-    where = f"{where}{group}."
-    return (
-        _to_object(SINGLE_SCHEMAS[group], value, where) if group in SINGLE_SCHEMAS else _build_kind(group, value, where)
-    )
-
-
-def _build_kind(group: str, value: dict[str, Any], where: str) -> Any:
-    kind = str(value.get("kind"))
-    if kind not in KINDS[group]:
-        raise ConfigError(f"{where}kind={kind}", "is not known", "use one of " + " ".join(KINDS[group]))
-    _check_keys_of_kind(group, kind, value, where)
-    return _to_object(KINDS[group][kind], value | ({"agents": {}} if group == "task" else {}), where)
-
-
-def _check_keys_of_kind(group: str, kind: str, value: dict[str, Any], where: str) -> None:
-    """Raise `ConfigError` for a key of another kind of the group; user-defined subkeys bypass Hydra's check."""
-    known = {option: {leaf.name for leaf in fields(cls)} for option, cls in KINDS[group].items()}
-    for leaf in value.keys() - known[kind]:
-        if others := [f"{group}={option}" for option in known if leaf in known[option]]:
-            raise ConfigError(f"{where}{leaf}", f"is not a key of {group}={kind}", "use " + " or ".join(others))
-
-
-def _to_object(cls: type[T], value: dict[str, Any], where: str) -> T:
-    try:
-        return OmegaConf.to_object(OmegaConf.merge(_structured_schema(cls), _escape_values(value)))  # type: ignore
-    except (ConfigKeyError, ConfigAttributeError) as error:
-        raise _unknown_key(f"{where}{error.full_key}", value.get(str(error.full_key)), cls) from error
-    except MissingMandatoryValue as error:
-        raise ConfigError(
-            f"{where}{error.full_key or str(error).splitlines()[0].split()[-1]}",
-            "is missing",
-            "every key needs a value",
-        ) from error
-    except OmegaConfBaseException as error:
-        written = OmegaConf.select(OmegaConf.create(_escape_values(value)), str(error.full_key), default="???")
-        setting = f"{where}{error.full_key}" + ("" if written == "???" else f"={written}")
-        raise ConfigError(setting, "does not fit its schema", str(error).splitlines()[0]) from error
-
-
-def _unknown_key(key: str, value: Any, cls: type[Any]) -> ConfigError:
-    """The error for a key that was appended with `+`; a key of another project has the answer of `peers.yaml`."""
-    full_key, _ = next(iter_leaves(value, key))
-    if (suggestion := find_suggestion(full_key)) is not None:
-        return ConfigError(full_key, suggestion.rule, suggestion.remedy)
-    return ConfigError(key, "is an unknown key", "use one of " + " ".join(leaf.name for leaf in fields(cls)))
-
-
-@cache
-def _structured_schema(cls: type[Any]) -> DictConfig:
-    return OmegaConf.structured(schema.build_unset(cls))
-
-
-def _escape_values(value: Any) -> Any:
-    """Escape `${` in strings, so that OmegaConf does not interpolate them."""
-    if isinstance(value, dict):
-        return {key: _escape_values(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_escape_values(part) for part in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value

@@ -11,9 +11,9 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.compose.explain import CANNOT_COMPOSE
-from ippo_cli.compose.known_keys import UnknownKey
+from ippo_cli.compose.validate import WrongConfig
 from ippo_cli.config.commands import hydra_override, last_value, parse_path
-from ippo_cli.config.errors import ConfigError, IppoError, collect_errors, split_errors
+from ippo_cli.config.errors import ConfigError, IppoError, UnknownKey, collect_errors, split_errors
 
 RUN_KEYS = ("resume", "run")
 RESUME_WORDS = ("auto", "must", "never")
@@ -26,10 +26,10 @@ def find_mistakes(error: Exception, typed: Sequence[str], command_keys: Collecti
     `command_keys`: the command's own keys; None for a command without overrides. Empty if Hydra failed for a reason
     other than a mistake.
     """
-    is_explained = not isinstance(error, UnknownKey)
-    first = list(split_errors(error)) if isinstance(error, ConfigError) and is_explained else []
+    reported = list(split_errors(error)) if isinstance(error, ConfigError) and not isinstance(error, UnknownKey) else []
     if command_keys is None or any(text.startswith(NO_OVERRIDES) for text in typed):
-        return first
+        return reported
+    first = [] if isinstance(error, WrongConfig) else reported
     try:
         others = _check_command_line(typed, command_keys)
     except (IppoError, HydraException, OmegaConfBaseException, OSError, ValueError):
@@ -38,6 +38,8 @@ def find_mistakes(error: Exception, typed: Sequence[str], command_keys: Collecti
         others = [found for found in others if CANNOT_COMPOSE not in str(found)]
     if first or others:
         return collect_errors([lambda: others], first)
+    if reported:
+        return reported
     from ippo_cli.compose.arguments import is_override, normalize_arguments
     from ippo_cli.compose.diagnose import diagnose_error
 

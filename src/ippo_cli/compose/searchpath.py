@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from ippo_cli.compose.file_interpolations import check_interpolations
 from ippo_cli.compose.path_keys import read_option
@@ -24,6 +24,7 @@ from ippo_cli.compose.yaml_source import YamlSource, parse_tree, read_source_tex
 
 SEARCH_PATH = "hydra.searchpath="
 FILE_SCHEME = "option"
+SCHEMA_ENTRIES = ("/schema/", "schema/")
 FLOAT = re.compile(
     r"""[-+]?(?:[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)? | [0-9]+[eE][-+]?[0-9]+ | \.[0-9]+(?:[eE][-+]?[0-9]+)?)$
     | [-+]?\.(?:inf|Inf|INF)$ | \.(?:nan|NaN|NAN)$""",
@@ -50,7 +51,7 @@ class OptionFile(ConfigSource):
             raise ConfigLoadError(f"Config not found : {config_path}")
         text = _read_valid_yaml(self.file, self.group)
         return ConfigResult(
-            config=OmegaConf.create(read_option(text, self.group, self.file.resolve().parent)),
+            config=create_option(read_option(text, self.group, self.file.resolve().parent)),
             path=self.full_path(),
             provider=self.provider,
             header=self._get_header_dict(text[:512]),
@@ -87,7 +88,7 @@ class OptionFolder(FileConfigSource):
             text = _read_valid_yaml(file, group)
             option = read_option(text, group, file.parent)
         return ConfigResult(
-            config=OmegaConf.create(option),
+            config=create_option(option),
             path=f"{self.scheme()}://{self.path}",
             provider=self.provider,
             header=self._get_header_dict(text[:512]),
@@ -100,9 +101,12 @@ class OptionPackage(ImportlibResourcesConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         is_user_option = self.provider.startswith(SEARCH_PATH.rstrip("="))  # others are Hydra's and its plugins'
         file = Path(str(resources.files(self.path).joinpath(self._normalize_file_name(config_path))))
-        if is_user_option and file.is_file():
-            _read_valid_yaml(file, str(Path(config_path).parent))
-        return super().load_config(config_path)
+        if not is_user_option or not file.is_file():
+            return super().load_config(config_path)
+        _read_valid_yaml(file, str(Path(config_path).parent))
+        result = super().load_config(config_path)
+        result.config = create_option(OmegaConf.to_container(result.config, resolve=False))
+        return result
 
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -123,6 +127,35 @@ _FastLoader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+0123
 def load_builtin_option(text: str) -> Any:
     """The values of a file of `conf/`."""
     return yaml.load(text, Loader=_FastLoader) or {}
+
+
+def create_option(values: Any) -> Any:
+    """The values of a file for Hydra. Its groups accept any key: pydantic refuses unknown ones, and has a remedy.
+
+    Entries `/schema/NAME` of defaults lists were needed by earlier versions.
+    """
+    if not isinstance(values, dict):
+        return OmegaConf.create(values)
+    if isinstance(listed := values.get("defaults"), list):
+        values = values | {"defaults": [entry for entry in listed if not str(entry).startswith(SCHEMA_ENTRIES)]}
+    option = OmegaConf.create(values)
+    below = [part for name, part in option.items_ex(resolve=False) if name != "hydra"]
+    for node in (option, *below, *iter_agents(option), *(agent for part in below for agent in iter_agents(part))):
+        if isinstance(node, DictConfig):
+            OmegaConf.set_struct(node, False)
+    return option
+
+
+def iter_agents(task: Any) -> Iterator[Any]:
+    """The agents of a task."""
+    agents = task._get_node("agents") if isinstance(task, DictConfig) and not task._is_none() else None
+    if isinstance(agents, DictConfig):
+        yield from (agent for _, agent in agents.items_ex(resolve=False))
+
+
+def is_of_file(node: DictConfig) -> bool:
+    """Whether a file has a mapping, such as an agent; overrides make others."""
+    return node._metadata.flags is not None and node._metadata.flags.get("struct") is False
 
 
 def _read_valid_yaml(file: Path, group: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ippo_cli.compose.file_values import check_global_file, check_mapping
-from ippo_cli.compose.load import KINDS, SINGLE_SCHEMAS, config_dir
+from ippo_cli.compose.load import config_dir
 from ippo_cli.compose.path_keys import is_global_option
 from ippo_cli.compose.searchpath import list_options, user_option_files
 from ippo_cli.compose.yaml_source import (
@@ -87,7 +87,7 @@ def _check_file(
     named = dict(mapping_items(root))
     is_global = is_global_option(source.text)
     listed = _defaults(source, named.get("defaults"), options)
-    kind = _option_schema(name, options) or parent
+    kind = _option_schema(name, group, options) or parent
     for below in listed:
         if below in own and below not in (*seen, name):
             _check_file(below, own, options, kind if below[0] == group else None, (*seen, name))
@@ -97,16 +97,9 @@ def _check_file(
     elif kind is not None:
         check_mapping(source, body, (kind,), "", f"{group}=")
         _check_has_agents(source, root, kind, named)
-    elif group in KINDS or group in SINGLE_SCHEMAS or group == "sweep":
-        names = [schema_name for schema_name in schema.SCHEMAS if schema_name.split("_")[0] == group]
-        first = f"  - /schema/{'NAME' if len(names) > 1 else names[0]}{HERE}"
-        source.raise_error(
-            1,
-            "defaults",
-            f"name no schema, so that keys of {group}= cannot be checked",
-            f"start the file with the line 'defaults:', followed by '{first}' and '  - {SELF}'"
-            + (f"; NAME is one of {' '.join(names)}" if len(names) > 1 else ""),
-        )
+    elif group in schema.OPTIONS:
+        rule, kinds = "is missing, so that keys cannot be checked", " ".join(schema.OPTIONS[group])
+        source.raise_error(1, "kind", rule, f"add the line 'kind: NAME', with one of {kinds}")
 
 
 def _defaults(source: YamlSource, node: yaml.Node | None, options: Options) -> list[tuple[str, str]]:
@@ -156,19 +149,27 @@ def _absolute_group(source: YamlSource, group: str) -> str:
     return f"{source.group}/{group}"
 
 
-def _option_schema(name: tuple[str, str], options: Options, seen: Sequence[tuple[str, str]] = ()) -> type[Any] | None:
-    """The schema of an option, from its defaults list or the defaults of its base options."""
-    group, option = name
-    if group == "schema":
-        return schema.SCHEMAS.get(option)
+def _option_schema(
+    name: tuple[str, str], group: str, options: Options, seen: Sequence[tuple[str, str]] = ()
+) -> type[Any] | None:
+    """The schema of a file for `group`: by its own `kind`, else by that of the files that it starts from."""
+    kinds = schema.OPTIONS.get(group, {})
+    if schema.SINGLE in kinds:
+        return kinds[schema.SINGLE]
+    if name[0] == "schema":
+        return schema.SCHEMAS.get(name[1])
     if name not in options or name in seen:
         return None
-    source = YamlSource(options[name], group, read_source_text(options[name]))
-    listed = dict(mapping_items(parse_tree(source))).get("defaults")
+    source = YamlSource(options[name], name[0], read_source_text(options[name]))
+    named = dict(mapping_items(parse_tree(source)))
+    own = dict(mapping_items(below)) if isinstance(below := named.get(group), yaml.MappingNode) else named
+    if isinstance(kind := own.get("kind"), yaml.ScalarNode) and kind.value in kinds:
+        return kinds[kind.value]
+    listed = named.get("defaults")
     for part in listed.value if isinstance(listed, yaml.SequenceNode) else ():
-        below = _default_option(source, part)
-        if below is not None and below[0] in ("schema", "base", group):
-            cls = _option_schema(below, options, (*seen, name))
+        entry = _default_option(source, part)
+        if entry is not None and entry[0] in ("schema", "base", group):
+            cls = _option_schema(entry, group, options, (*seen, name))
             if cls is not None:
                 return cls
     return None

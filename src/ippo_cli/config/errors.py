@@ -38,6 +38,13 @@ class ConfigError(IppoError):
         self.key = setting.partition("=")[0]
 
 
+class UnknownKey(ConfigError):
+    """A key that no option has; `compose/mistakes.py` explains it together with the other mistakes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, "is not a key", "ippo-train --help and docs/config.md list all keys")
+
+
 class UnusableServer(ConfigError):
     """A server that a key names does not answer or does not fit, found before any model loads."""
 

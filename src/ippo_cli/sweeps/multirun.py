@@ -33,11 +33,19 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.compose.arguments import SWEEP_FLAGS, SWEEP_MODE
 from ippo_cli.compose.diagnose import diagnose_error
-from ippo_cli.compose.load import build_config, build_sweep_config, config_dir, register_schemas, resolve_config
+from ippo_cli.compose.load import (
+    build_config,
+    build_sweep_config,
+    check_agents,
+    config_dir,
+    register_options,
+    resolve_config,
+)
 from ippo_cli.compose.searchpath import SEARCH_PATH
+from ippo_cli.compose.validate import WrongConfig
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.commands import last_value, parse_path
-from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, ResumeError
+from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, ResumeError, UnknownKey
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.schema import Config, Mode, SweepKind
 from ippo_cli.config.sweeps import check_sweep, check_sweep_job
@@ -96,7 +104,7 @@ def run_sweep(argv: Sequence[str]) -> None:
     elif wanted not in ("never", "auto", "must"):
         raise ConfigError(f"resume={wanted}", "is not a sweep", "use the folder that contains sweep.json")
     parsed = get_args_parser().parse_args(typed_now)
-    register_schemas()
+    register_options()
     with initialize_config_dir(str(config_dir()), job_name="ippo-train", version_base="1.3"):
         _SweepRunner(parsed.config_name or "config", parsed.overrides, typed_now, wanted, saved).run()
 
@@ -297,8 +305,9 @@ class _SweepRunner:
                 node.hydra.job.num = node.hydra.job.id = row.job
             HydraConfig.instance().set_config(node)
             row.folder = row.folder or str(node.hydra.sweep.subdir)
+            check_agents(node, row.overrides)
             plain = resolve_config(node)
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, UnknownKey, WrongConfig) as error:
             raise diagnose_error([*self.folders, *row.overrides], error) from error
         config = build_config(plain)
         check_config(config, world_size(config, None))

@@ -12,7 +12,7 @@ SINGLE = ""  # the kind of a group that has a single schema
 OPTIONS: dict[str, dict[str, type[Any]]] = {}
 """Schema class by group and kind."""
 SCHEMAS: dict[str, type[Any]] = {}
-"""Schema class by name; a YAML file lists its schema first in `defaults` (`/schema/NAME@_here_`)."""
+"""Schema class by name; files of users may still list it in `defaults` (`/schema/NAME@_here_`), without effect."""
 IMPLEMENTATIONS: dict[tuple[str, str, str], str] = {}
 """`module:name` by group, kind and role; imported when it is used, because it may need torch."""
 
@@ -20,7 +20,8 @@ IMPLEMENTATIONS: dict[tuple[str, str, str], str] = {}
 def option(group: str, kind: str = SINGLE, *, schema: str | None = None, **implementations: str) -> Callable[[C], C]:
     """Register a schema class as `kind` of `group`, such as `@option("reward", "gsm8k", build="module:function")`.
 
-    `schema`: its name in defaults lists, by default `group_kind`. `implementations`: `module:name` by role.
+    `schema`: its name in defaults lists of earlier versions, by default `group_kind`.
+    `implementations`: `module:name` by role.
     """
 
     def register(cls: C) -> C:
