@@ -1,8 +1,8 @@
 """Agreement of samples across batch sizes: `sampling.py MODEL [--rows 16] [--tokens 48] [--dtype bfloat16]`.
 
-The same prompts with the same random numbers are decoded in batches of several sizes. Rounding depends on the batch, and
-so does a token whose choice depends on rounding. Printed for each method of sampling: the mean share of a response
-before its first differing token, and the share of equal responses.
+The same prompts with the same random numbers are decoded in batches of several sizes. Rounding depends on the batch,
+and so does a token whose choice depends on rounding. Printed for each method of sampling: the mean share of a response
+before its first differing token, and the number of equal responses.
 """
 
 from __future__ import annotations

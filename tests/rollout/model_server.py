@@ -68,7 +68,8 @@ class ModelServer:
         noise = UniformNoise(uniforms(body["seed"] % 2**31, "server", torch.tensor([0]), body["max_tokens"]))
         while len(ids) < body["max_tokens"] and not (ids and ids[-1] in body["stop_token_ids"]):
             logits = self._lm(input_ids=torch.tensor([[*body["prompt"], *ids]])).logits[:, -1]
-            chosen = sample_tokens(logits, sampling, noise=noise, places=torch.tensor([len(ids)]), seen=None, banned=None)
+            place = torch.tensor([len(ids)])
+            chosen = sample_tokens(logits, sampling, noise=noise, places=place, seen=None, banned=None)
             ids.append(int(chosen.tokens))
             logprobs.append(float(chosen.behavior_logprobs))
         return ids, logprobs

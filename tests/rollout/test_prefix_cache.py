@@ -20,8 +20,8 @@ from ippo_cli.rollout import decode as decoding
 from ippo_cli.rollout.continuous_batching import ContinuousBatching
 from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.kv_cache import ResumedCache
-from ippo_cli.rollout.prefix_cache import CacheBlock, Prefix, PrefixCache
 from ippo_cli.rollout.noise import GumbelNoise, row_keys
+from ippo_cli.rollout.prefix_cache import CacheBlock, Prefix, PrefixCache
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 from ippo_cli.types import Completion
 

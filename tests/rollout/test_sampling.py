@@ -167,7 +167,8 @@ def test_repetition_penalty_only_in_behavior_logprobs() -> None:
     settings = replace(PLAIN, repetition_penalty=1.5, temperature=0.8)
     penalised = RepetitionPenaltyLogitsProcessor(1.5)(torch.tensor([[0, 1]]), logits) / 0.8
     for number in (0.05, 0.5, 0.95):
-        found = sample_tokens(logits, settings, noise=UniformNoise(torch.tensor([[number]])), places=FIRST, seen=seen, banned=None)
+        noise = UniformNoise(torch.tensor([[number]]))
+        found = sample_tokens(logits, settings, noise=noise, places=FIRST, seen=seen, banned=None)
         token = found.tokens
         torch.testing.assert_close(found.behavior_logprobs, torch.log_softmax(penalised, -1)[0, token])
         torch.testing.assert_close(found.logprobs, torch.log_softmax(logits / 0.8, -1)[0, token])
@@ -177,7 +178,8 @@ def test_banned_token_only_in_behavior_logprobs() -> None:
     logits = torch.tensor([[3.0, 0.0, 0.0]])
     banned = torch.tensor([[True, False, False]])
     settings = replace(PLAIN, min_new_tokens=1)
-    found = sample_tokens(logits, settings, noise=UniformNoise(torch.tensor([[0.1]])), places=FIRST, seen=None, banned=banned)
+    noise = UniformNoise(torch.tensor([[0.1]]))
+    found = sample_tokens(logits, settings, noise=noise, places=FIRST, seen=None, banned=banned)
     assert found.tokens.tolist() == [1]
     torch.testing.assert_close(found.behavior_logprobs, torch.tensor([0.5]).log())
     torch.testing.assert_close(found.logprobs, torch.log_softmax(logits, -1)[:, 1])

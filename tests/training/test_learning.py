@@ -60,7 +60,7 @@ def test_constant_answer_is_learned_from_random_weights(tmp_path):
         "actor.warm_start_steps=0",
         "rollout.buffer_size=256",
         "rollout.decode_batch_size=256",
-        "num_iterations=30",
+        "num_iterations=45",
         "evaluation.every=0",
         "checkpoint.every=0",
         "task.eval_size=64",

@@ -19,6 +19,7 @@ PREFIX = re.compile(
     r"[+~]*(?:sweep\.space\.)?(?:task\.agents\.[^.=]+\.)?(?P<part>reward\.parts\.[^.=]+\.)?"  # before a key
 )
 
+
 def convert_overrides(texts: Iterable[object]) -> list[str]:
     """Convert saved overrides and drop removed keys: `rollout.history=latest` becomes `rollout.context=last_only`."""
     converted = (_convert_override(str(text)) for text in texts)

@@ -55,9 +55,9 @@ def decode(
 ) -> list[Completion]:
     """One response for each prompt, in order; at most `batch_size` rows are decoded together.
 
-    Token t of row b is a function of the model, the prompt and the `noise` of (b, t): batch size and other rows change it
-    only by rounding, which in bf16 occasionally selects another token. `noise` is `[B, max_new_tokens]`, or `None` for
-    greedy decoding. A row also ends, unfinished, when prompt and response reach `context_limit` tokens; a
+    Token t of row b is a function of the model, the prompt and the `noise` of (b, t): batch size and other rows change
+    it only by rounding, which in bf16 occasionally selects another token. `noise` is `[B, max_new_tokens]`, or `None`
+    for greedy decoding. A row also ends, unfinished, when prompt and response reach `context_limit` tokens; a
     prompt of that length gets an empty response. Equal prompts are prefilled once if their rows start together.
 
     `max_new_tokens` and `stop_strings` are those of each row: a limit below that of `sampling`, and stop strings beside

@@ -13,15 +13,22 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from ippo_cli.config.errors import NonFiniteError, PreemptionRequested
-from ippo_cli.config.schema import RolloutConfig, SamplingConfig, SamplingMethod, TaskConfig, Zero3Gather, load_implementation
+from ippo_cli.config.schema import (
+    RolloutConfig,
+    SamplingConfig,
+    SamplingMethod,
+    TaskConfig,
+    Zero3Gather,
+    load_implementation,
+)
 from ippo_cli.config.text import join_names
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy
 from ippo_cli.rollout.decode import SelectReaders, decode
 from ippo_cli.rollout.engine import EngineResources
+from ippo_cli.rollout.noise import GumbelNoise, TokenNoise, UniformNoise, row_keys, uniforms
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.prefix_cache import MAX_BYTES, PrefixCache
-from ippo_cli.rollout.noise import GumbelNoise, TokenNoise, UniformNoise, row_keys, uniforms
 from ippo_cli.rollout.sampling import Sampling
 from ippo_cli.types import Completion
 
@@ -71,10 +78,10 @@ class SamplingStream:
     def noise(self, requests: Sequence[Request], width: int, method: SamplingMethod) -> TokenNoise:
         """The noise of responses of up to `width` tokens, `[len(requests), width]`."""
         if method is SamplingMethod.inverse_cdf:
-            return UniformNoise(self._by_stream(requests, lambda stream, index: uniforms(self.seed, stream, index, width)))
-        return GumbelNoise(self._by_stream(requests, lambda stream, index: row_keys(self.seed, stream, index)), width)
+            return UniformNoise(self._draw(requests, lambda stream, index: uniforms(self.seed, stream, index, width)))
+        return GumbelNoise(self._draw(requests, lambda stream, index: row_keys(self.seed, stream, index)), width)
 
-    def _by_stream(self, requests: Sequence[Request], draw: Callable[[str, Tensor], Tensor]) -> Tensor:
+    def _draw(self, requests: Sequence[Request], draw: Callable[[str, Tensor], Tensor]) -> Tensor:
         """Draw numbers `[n, ...]` for the requests of each stream, and return those of all requests, in order."""
         places_by_stream: dict[str, list[int]] = {}
         for place, request in enumerate(requests):
@@ -260,9 +267,7 @@ class HfGenerator:
         meeting = _LockstepPoll(report_progress) if layered else None
         sampling = replace(self._sampling[agents[0]], greedy=draws.greedy)
         with record_function(f"ippo/rollout/{names}"), self._batch_model(agents) as (model, select):
-            noise = (
-                None if draws.greedy else draws.noise(requests, sampling.max_new_tokens, self._config.sampling)
-            )
+            noise = None if draws.greedy else draws.noise(requests, sampling.max_new_tokens, self._config.sampling)
             places = {agent: place for place, agent in enumerate(agents)}
             responses = [request.response for request in requests]
             try:

@@ -1,9 +1,9 @@
 """Random numbers that select tokens: a function of seed, stream, row, position and, for Gumbel-max, the token's id.
 
-Gumbel-max (Gumbel 1954; Maddison, Tarlow, Minka 2014, "A* sampling"): the token is the argmax of its logit plus standard
-Gumbel noise, which has the distribution of the softmax. A rounding difference in the logits changes the token only where
-the two largest sums are closer than that difference. Inverse-CDF sampling compares one uniform number with the
-cumulative probabilities, where a difference in any earlier token moves all later boundaries.
+Gumbel-max (Gumbel 1954; Maddison, Tarlow, Minka 2014, "A* sampling"): the token is the argmax of its logit plus
+standard Gumbel noise, which has the distribution of the softmax. A rounding difference in the logits changes the token
+only where the two largest sums are closer than that difference. Inverse-CDF sampling compares one uniform number with
+the cumulative probabilities, where a difference in any earlier token moves all later boundaries.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class GumbelNoise:
     """Gumbel-max sampling: the noise of a token id does not depend on the vocabulary, the filters or other tokens.
 
     Blocks of `GUMBEL_BLOCK` ids have one number for their largest noise, whose place in the block is uniform; the noise
-    of the others is that of a Gumbel variable below it. A block is skipped where its largest logit and its largest noise
-    cannot exceed a sum that another block has: on a CPU a few blocks of a row are left, with the same result.
+    of the others is that of a Gumbel variable below it. A CPU skips blocks whose largest logit plus largest noise is
+    below a sum that another block has; the result is that of all blocks.
     """
 
     def __init__(self, keys: Tensor, width: int) -> None:

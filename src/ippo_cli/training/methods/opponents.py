@@ -26,8 +26,8 @@ from ippo_cli.models.actor import Policy, load_actor_lm
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rollout.collect import OnEpisodes
 from ippo_cli.rollout.generator import SamplingStream
-from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.noise import uniforms
+from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.runs.checkpoint_files import (
     FileManifest,
     file_sha256,
