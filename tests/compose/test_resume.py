@@ -99,6 +99,14 @@ def test_resume_run_of_earlier_version(run: MakeRun) -> None:
         resolve_resume([f"resume={folder}", "critic.dtype=bf16"])
 
 
+def test_missing_key_of_agent_has_its_default(run: MakeRun) -> None:
+    """A key that was added to agents is missing in runs that are valid otherwise; it is no change of the run."""
+    folder, key = run("20250101-000000-aaaaaa", "preempted", "seed=7"), "task.agents.low.tool_format"
+    (folder / "config.yaml").write_text(without(written(("seed=7",)), [key]))
+    assert dict(iter_leaves(resume.saved_config(folder)))[key] == "auto"
+    load_run_config(folder, "run", [])
+
+
 def test_resume_invalid_config(run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
     for text in ("{}", "seed: 1", without(written(()), ["task"]), written(()) + "sead: 1\n"):

@@ -35,6 +35,13 @@ def fill_missing_keys(plain: dict[str, Any], today: dict[str, Any]) -> dict[str,
     return whole
 
 
+def fill_agent_defaults(plain: dict[str, Any]) -> None:
+    """Fill missing keys of a valid configuration's agents with the defaults of the schema, in place."""
+    for agent in plain["task"]["agents"].values():
+        for key, value in _agent_defaults().items():
+            agent.setdefault(key, copy.deepcopy(value))
+
+
 def _agent_defaults() -> dict[str, Any]:
     """The values that keys of agents have by their schema, for agents that the composition does not have."""
     defaults = {leaf.name: leaf.default for leaf in fields(schema.AgentPromptConfig) if leaf.default is not MISSING}

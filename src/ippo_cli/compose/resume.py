@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from yaml import YAMLError
 
 from ippo_cli.compose.arguments import merge_search_paths, quote_override
-from ippo_cli.compose.earlier_versions import fill_missing_keys
+from ippo_cli.compose.earlier_versions import fill_agent_defaults, fill_missing_keys
 from ippo_cli.compose.file_interpolations import check_saved_prompts
 from ippo_cli.compose.former_keys import convert_overrides, earlier_defaults
 from ippo_cli.compose.load import KINDS, build_config, compose_node, iter_leaves, read_run_config, resolve_config
@@ -230,7 +230,7 @@ def find_earlier_defaults(folder: Path, overrides: Sequence[str]) -> dict[str, s
     """
     try:
         plain = load_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, YAMLError):  # reported by whoever reads the configuration
+    except (OSError, ValueError, YAMLError):  # reported where the configuration is built
         return {}
     if not isinstance(plain, dict) or last_value(overrides, "rollout") not in (None, "hf"):
         return {}
@@ -356,6 +356,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
         except ConfigError:
             plain = fill_missing_keys(plain, mask_secrets(_compose_plain(saved_overrides(folder))))
             build_config(plain)  # raises ConfigError for an invalid configuration
+        fill_agent_defaults(plain)
     except ConfigError as error:
         file, recorded = folder / "config.yaml", last_config_hash(folder)
         is_changed = recorded and file.is_file() and hash_file(file) != recorded

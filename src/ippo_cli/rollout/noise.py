@@ -29,7 +29,7 @@ SHORT_PHILOX_FACTORS = (0xD2511F53, 0xCD9E8D57)
 SHORT_PHILOX_STEPS = (0x9E3779B9, 0xBB67AE85)
 LOW_WORD = 2**32 - 1
 GUMBEL_BLOCK = 32
-"""Token ids whose largest noise is one random number: most blocks of a large vocabulary need no other."""
+"""Token ids of a block. One random number is their largest noise: most blocks of a large vocabulary need no other."""
 TABLE_WORDS = 1 << 13
 """Noise values per position, of all rows, up to which a CPU computes many positions at once: a small model's step costs
 less than its noise.
@@ -140,7 +140,7 @@ class GumbelNoise:
     """Gumbel-max sampling: the noise of a token id does not depend on the vocabulary, the filters or other tokens.
 
     Blocks of `GUMBEL_BLOCK` ids have one number for their largest noise, whose place in the block is uniform; the noise
-    of the others is that of a Gumbel variable below it. A CPU skips blocks whose largest logit plus largest noise is
+    of the others is that of a Gumbel variable below it. A CPU skips a block where largest logit plus largest noise are
     below a sum that another block has; the result is that of all blocks.
     """
 
@@ -204,7 +204,7 @@ def _choose_by_blocks(logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor
     heights = largest.astype(np.float32)
     ceiling = logits.unflatten(1, (count, GUMBEL_BLOCK)).amax(dim=2).numpy() + heights
     reached = logits.gather(1, torch.from_numpy(place + GUMBEL_BLOCK * np.arange(count))).numpy() + heights
-    # Not `>=`: a row whose logits are not numbers keeps a block, and its log-probability reports it.
+    # Not `>=`: a row of logits that are not numbers keeps a block, and its log-probability reports it.
     row, block = np.nonzero(~((ceiling < reached.max(axis=1, keepdims=True)) | (ceiling == -np.inf)))
     noise = _noise_below(key[row], position[row], block, largest[row, block], place[row, block], np)
     sums = logits.numpy().reshape(len(key), count, GUMBEL_BLOCK)[row, block] + noise.astype(np.float32)
