@@ -12,6 +12,7 @@ from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import load_config
 from ippo_cli.compose.user_files import check_user_files
 from ippo_cli.config.checks import check_config
+from ippo_cli.engine.number_formats import default_dtype
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -43,7 +44,7 @@ def test_command_composes_and_passes_checks(words: list[str], tmp_path: Path, mo
     config = load_config(overrides)
     check_config(config, config.launch.processes)
     for agent in config.task.agents.values() if "actor=full" in words else ():
-        assert agent.actor.dtype.value == "bf16"
+        assert agent.actor.dtype.value == default_dtype()
         assert agent.actor.learning_rate <= 1e-5
         assert getattr(agent.critic, "learning_rate", 1e-5) <= 5e-5
         assert config.rollout.max_new_tokens >= 256

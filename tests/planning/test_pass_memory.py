@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaModel, MistralConfig, MistralModel, PreTrainedModel
 
+from ippo_cli.models import packing
 from ippo_cli.models.packing import enable_packing, last_hidden_states, pack
 from ippo_cli.models.shape import model_shape
 from ippo_cli.planning.pass_memory import activation_bytes
@@ -43,7 +44,10 @@ def kept(model: PreTrainedModel) -> int:
 @pytest.mark.parametrize("heads", [8, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 64])
-def test_forward_keeps_estimated_bytes(heads: int, dtype: torch.dtype, window: int | None) -> None:
+def test_forward_keeps_estimated_bytes(
+    heads: int, dtype: torch.dtype, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "has_bf16_instructions", lambda: True)  # otherwise attention is in float32
     if window is None:
         model: PreTrainedModel = LlamaModel(LlamaConfig(**COMMON, num_key_value_heads=heads))
     else:

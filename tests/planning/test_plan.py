@@ -184,6 +184,7 @@ def test_plan_7b_model_on_8_ranks(tmp_path, capsys) -> None:
         weightless_folder(tmp_path, SEVEN_B),
         "launch.processes=8",
         "critic=none",
+        "actor.dtype=bf16",
         "algorithm=grpo",
         "algorithm.mini_batch_size=32",
         "rollout.num_generations=4",
@@ -276,13 +277,15 @@ def test_longrope_warns_about_long_rows(tmp_path) -> None:
 
 
 def test_shared_references_count_once(tmp_path) -> None:
-    alone = jsonl_config(tmp_path, weightless_folder(tmp_path, SEVEN_B), "algorithm.kl.reward.coef=0.1")
+    keys = ["algorithm.kl.reward.coef=0.1", "actor.dtype=bf16"]
+    alone = jsonl_config(tmp_path, weightless_folder(tmp_path, SEVEN_B), *keys)
     _, memory = needs(alone)
     assert [frozen.weight_bytes for frozen in memory.frozen] == [2 * 7_615_616_512]
 
 
 def test_stage_3_shards_references(tmp_path) -> None:
     keys = ["algorithm.kl.reward.coef=0.1", "launch.processes=8", "deepspeed.persistence_threshold=0"]
+    keys.append("actor.dtype=bf16")
     folder = weightless_folder(tmp_path, SEVEN_B)
     stages = [jsonl_config(tmp_path, folder, *keys, f"deepspeed=zero{stage}") for stage in (2, 3)]
     (_, two), (_, three) = (needs(config, ranks=8) for config in stages)

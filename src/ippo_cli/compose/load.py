@@ -221,7 +221,8 @@ def _check_kind_of_keys(group: str, kind: str, values: DictConfig) -> None:
     """Raise `ConfigError` if the keys of a group are exactly those of another kind."""
     keys = set(values)
     of_kinds = {option: {leaf.name for leaf in fields(cls)} for option, cls in schema.OPTIONS[group].items()}
-    if keys != of_kinds.get(kind) and keys in of_kinds.values():
+    # A single key more may have been typed: the schema names it.
+    if kind in of_kinds and len(keys ^ of_kinds[kind]) > 1 and keys in of_kinds.values():
         options = [file.stem for file in sorted((config_dir() / group).glob("*.yaml"))]
         remedy = f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}"
         raise ConfigError(f"{group}.kind={kind}", "cannot be set alone: it depends on the option", remedy)

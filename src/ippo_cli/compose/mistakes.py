@@ -36,6 +36,8 @@ def find_mistakes(error: Exception, typed: Sequence[str], command_keys: Collecti
         others = []  # the error prevents further checks
     if first:  # what Hydra says about an option that `first` explains
         others = [found for found in others if CANNOT_COMPOSE not in str(found)]
+        in_files = tuple(f".{found.key.partition(': ')[2]}" for found in first if ", line " in found.key)
+        others = [found for found in others if not found.key.endswith(in_files)]  # with its line already
     if first or others:
         return collect_errors([lambda: others], first)
     if reported:

@@ -139,7 +139,7 @@ class UniformNoise:
 class GumbelNoise:
     """Gumbel-max sampling: the noise of a token id does not depend on the vocabulary, the filters or other tokens.
 
-    Blocks of `GUMBEL_BLOCK` ids have one number for their largest noise, whose place in the block is uniform; the noise
+    Blocks of `GUMBEL_BLOCK` ids have one number for their largest noise, at a uniform place in the block; the noise
     of the others is that of a Gumbel variable below it. A CPU skips a block where largest logit plus largest noise are
     below a sum that another block has; the result is that of all blocks.
     """
