@@ -127,7 +127,7 @@ def scopes(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def fields_answered(schemas: Iterable[Path], files: Iterable[Path]) -> set[str]:
-    """The fields that methods of schema classes read, of the methods whose names occur in `files`."""
+    """The fields that methods of schema classes read; methods without a use of their names in `files` are left out."""
     trees = [ast.parse(file.read_text()) for file in files]
     used = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return {

@@ -247,17 +247,7 @@ def _decode(model: Any, tokenizer: Any, ids: Tensor, tokens: int) -> object:
     from ippo_cli.rollout.noise import GumbelNoise, row_keys
     from ippo_cli.rollout.sampling import Sampling
 
-    sampling = Sampling(
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        repetition_penalty=1.0,
-        max_new_tokens=tokens,
-        min_new_tokens=tokens,
-        stop_strings=(),
-        greedy=False,
-    )
+    sampling = Sampling(max_new_tokens=tokens, min_new_tokens=tokens)
     noise = GumbelNoise(row_keys(0, "benchmark", torch.arange(len(ids))), tokens)
     return decode(
         model.eval(),

@@ -317,13 +317,13 @@ def make_model_with_wrong_stop_token(home: Path) -> None:
 
 def typed_jobs(seed: int, healthy_seed: int) -> Iterator[Job]:
     """Eight failing runs and five healthy ones, of other tasks and algorithms than the recorded ones."""
-    for job in _typed(seed, healthy_seed):
+    for job in _list_typed_jobs(seed, healthy_seed):
         yield replace(
             job, overrides=tuple(text.replace("num_iterations=40", "num_iterations=24") for text in job.overrides)
         )
 
 
-def _typed(seed: int, healthy_seed: int) -> Iterator[Job]:
+def _list_typed_jobs(seed: int, healthy_seed: int) -> Iterator[Job]:
     solo, sorting = TASKS["sorting_solo"], (*SORTING, *CRITIC)
     relay = (*TASKS["relay"], *CRITIC, "algorithm=ppo")
     by_function = ("reward=function", "reward.function=HOME/reward.py:score")

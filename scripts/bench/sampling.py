@@ -1,7 +1,7 @@
 """Agreement of samples across batch sizes: `sampling.py MODEL [--rows 16] [--tokens 48] [--dtype bfloat16]`.
 
 The same prompts with the same random numbers are decoded in batches of several sizes. Rounding depends on the batch,
-and so does a token whose choice depends on rounding. Printed for each method of sampling: the mean share of a response
+and a token changes where rounding decides its choice. Printed for each method of sampling: the mean share of a response
 before its first differing token, and the number of equal responses.
 """
 
@@ -31,17 +31,7 @@ def measure(folder: str, rows: int, tokens: int, dtype: torch.dtype, sizes: list
         "gumbel": GumbelNoise(row_keys(0, "agreement", index), tokens),
         "inverse_cdf": UniformNoise(uniforms(0, "agreement", index, tokens)),
     }
-    settings = Sampling(
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        repetition_penalty=1.0,
-        max_new_tokens=tokens,
-        min_new_tokens=0,
-        stop_strings=(),
-        greedy=False,
-    )
+    settings = Sampling(max_new_tokens=tokens)
     for name, noise in noises.items():
         responses = {}
         for size in sizes:

@@ -101,9 +101,11 @@ def test_resume_run_of_earlier_version(run: MakeRun) -> None:
 
 def test_missing_key_of_agent_has_its_default(run: MakeRun) -> None:
     """A key that was added to agents is missing in runs that are valid otherwise; it is no change of the run."""
-    folder, key = run("20250101-000000-aaaaaa", "preempted", "seed=7"), "task.agents.low.tool_format"
-    (folder / "config.yaml").write_text(without(written(("seed=7",)), [key]))
-    assert dict(iter_leaves(resume.saved_config(folder)))[key] == "auto"
+    folder = run("20250101-000000-aaaaaa", "preempted", "seed=7")
+    keys = [f"task.agents.low.{key}" for key in ("tool_format", "chat_template_args")]
+    (folder / "config.yaml").write_text(without(written(("seed=7",)), keys))
+    low = resume.saved_config(folder)["task"]["agents"]["low"]
+    assert (low["tool_format"], low["chat_template_args"]) == ("auto", {})
     load_run_config(folder, "run", [])
 
 

@@ -57,7 +57,7 @@ SKIPPED = (
 PACKAGES = ("gymnasium", "pettingzoo", "reasoning_gym", "optuna", "trackio", "wandb", "mlflow")
 
 TESTED_ELSEWHERE = ("docs/from_trl.md", "docs/from_comlrl.md", "docs/from_verl.md", "docs/from_openrlhf.md")
-"""Pages whose commands `test_from_pages.py` trains."""
+"""Pages with commands that `test_from_pages.py` trains."""
 
 MODELS = ("PATH", "PATH_OR_HUB_ID", "MODEL", "OTHER", "FOLDER", "QWEN7B", "SMOLLM2", "LAYERS", "models/smollm2")
 MODELS += ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct")
@@ -241,7 +241,7 @@ def complete(command: Command) -> str:
 
 
 def add_keys(text: str, words: Sequence[str]) -> str:
-    """Append overrides whose keys the command does not have."""
+    """Append overrides of keys that the command does not have."""
     return " ".join([text, *(shlex.quote(word) for word in words if f"{word.partition('=')[0]}=" not in text)])
 
 

@@ -44,7 +44,12 @@ def fill_agent_defaults(plain: dict[str, Any]) -> None:
 
 def _agent_defaults() -> dict[str, Any]:
     """The values that keys of agents have by their schema, for agents that the composition does not have."""
-    defaults = {leaf.name: leaf.default for leaf in fields(schema.AgentPromptConfig) if leaf.default is not MISSING}
+    defaults = {}
+    for leaf in fields(schema.AgentPromptConfig):
+        if leaf.default is not MISSING:
+            defaults[leaf.name] = leaf.default
+        elif leaf.default_factory is not MISSING:
+            defaults[leaf.name] = leaf.default_factory()
     return {name: value.value if isinstance(value, Enum) else value for name, value in defaults.items()}
 
 

@@ -74,7 +74,7 @@ def explain_override(
 
 
 def _iter_keys(node: DictConfig) -> Iterator[str]:
-    """All keys of a composition; an agent's also those without a value of its own."""
+    """All keys of a composition; for agents also keys that only their groups set."""
     names = [str(name) for name in node.task.agents]
     for key, _ in iter_leaves(sort_keys(Composition, OmegaConf.to_container(node, resolve=False))):
         if not key.startswith(("hydra.", "task.agents.")):

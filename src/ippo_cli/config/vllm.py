@@ -93,7 +93,7 @@ def check_vllm_rollout(config: Config, world_size: int) -> Iterator[ConfigError]
     if rollout.sampling is not SamplingMethod.gumbel:
         yield ConfigError(
             f"rollout.sampling={rollout.sampling.value}",
-            "has no effect with rollout=vllm, which samples with random numbers of its own",
+            "has no effect with rollout=vllm, which has its own random numbers",
             "use gumbel, the default",
         )
     for name, agent in local_agents(config).items():

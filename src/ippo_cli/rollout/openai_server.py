@@ -215,17 +215,7 @@ class OpenAIServerEngine:
 
     def _check_completion(self) -> None:
         """Complete one token that is certain after the filter: its log-probability is 0 if filters are included."""
-        certain = Sampling(
-            temperature=1.0,
-            top_p=1.0,
-            top_k=1,
-            min_p=0.0,
-            repetition_penalty=1.0,
-            max_new_tokens=1,
-            min_new_tokens=0,
-            stop_strings=(),
-            greedy=False,
-        )
+        certain = Sampling(top_k=1, max_new_tokens=1)
         prompt = self._model.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
         request = EngineRequest(key=0, prompt=prompt, sampling=certain, stop_ids=(), max_new_tokens=1, seed=0)
         try:

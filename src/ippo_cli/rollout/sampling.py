@@ -13,17 +13,17 @@ from ippo_cli.rollout.noise import TokenNoise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling settings; names and meanings as in the config, except `greedy`."""
+    """Sampling settings; names and meanings as in the config, except `greedy`. The defaults sample from the model."""
 
-    temperature: float
-    top_p: float  # 1 = off
-    top_k: int  # 0 = off
-    min_p: float  # 0 = off
-    repetition_penalty: float  # 1 = off
     max_new_tokens: int
-    min_new_tokens: int
-    stop_strings: tuple[str, ...]
-    greedy: bool
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0  # 1 = off
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0  # 0 = off
+    repetition_penalty: float = 1.0  # 1 = off
+    stop_strings: tuple[str, ...] = ()
+    greedy: bool = False
 
     def __post_init__(self) -> None:
         assert self.max_new_tokens > 0
@@ -66,7 +66,7 @@ def sample_tokens(
     """Sample the next token of every row of `logits [n, V]`, with the noise at `places [n]`.
 
     `noise` may be `None` only for greedy decoding. `seen [n, V]` marks the tokens with a repetition penalty, `banned
-    [n, V]` those that are not allowed yet.
+    [n, V]` tokens that are not allowed yet.
     """
     logits = logits.float()
     tempered = _divide(logits, sampling)

@@ -34,7 +34,7 @@ class CriticConfig:
 
     @property
     def has_own_optimizer(self) -> bool:
-        """Whether it is trained in steps of its own."""
+        """Whether it has its own optimizer steps."""
         return False
 
     @property
