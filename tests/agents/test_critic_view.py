@@ -34,21 +34,21 @@ class Anything:
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.random = random.Random(example["row"])
         self.row, self.left = example["row"], self.random.randint(0, 4)
-        return self.told()
+        return self.observations()
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         self.left -= 1
         if self.left >= 0:
-            return Step(observations=self.told())
+            return Step(observations=self.observations())
         way = self.row % 4
         if way == 0:
             raise OSError("the board is gone")
         if way == 1:
             return Step(observations={}, terminated=True)
         cut = frozenset(self.agents[:1]) if way == 2 else frozenset()
-        return Step(observations=self.told(), terminated=way == 2, truncated=way == 3, unfinished=cut)
+        return Step(observations=self.observations(), terminated=way == 2, truncated=way == 3, unfinished=cut)
 
-    def told(self) -> dict[str, str]:
+    def observations(self) -> dict[str, str]:
         there = self.random.sample(self.agents, self.random.randint(1, len(self.agents)))
         return {agent: f"{self.random.randint(0, 999)}{agent[0]}" for agent in there}
 
@@ -57,7 +57,7 @@ class Anything:
 
 
 class Parallel(Anything):
-    def told(self) -> dict[str, str]:
+    def observations(self) -> dict[str, str]:
         return {agent: f"{self.random.randint(0, 999)}{agent[0]}" for agent in self.agents}
 
 
@@ -65,17 +65,17 @@ class InTurn(Anything):
     """Agents act one after another, each with all earlier messages."""
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
-        self.heard, self.number = "", 0
+        self.history, self.number = "", 0
         return super().reset(example, seed)
 
     def step(self, actions: Mapping[str, Action]) -> Step:
-        self.heard += "".join(f"{agent[0]}:{action.text};" for agent, action in actions.items())
+        self.history += "".join(f"{agent[0]}:{action.text};" for agent, action in actions.items())
         return super().step(actions)
 
-    def told(self) -> dict[str, str]:
+    def observations(self) -> dict[str, str]:
         agent = self.agents[self.number % len(self.agents)]
         self.number += 1
-        return {agent: f"{self.row}{self.heard}{agent[0]}"}
+        return {agent: f"{self.row}{self.history}{agent[0]}"}
 
 
 PROTOCOLS = (Anything, Parallel, InTurn)
@@ -154,7 +154,7 @@ def expected_states(
         text += gap + words
         since += words
 
-    def told(words: str) -> str:
+    def add_end(words: str) -> str:
         return words + END if reads_text else words
 
     for step in sorted({turn.step for turn in turns}):
@@ -164,12 +164,12 @@ def expected_states(
                 hear(here[name].observation + END)
         if agent in here:
             turn = here[agent]
-            state = (since if is_last_only else text) + told(turn.observation)
-            said = written(turn.completion.ids.tolist())
-            said = turn.completion.text + END if reads_text else said
-            states += [state] if reads_text else [state + said[:place] for place in range(len(said))]
-            after = state + said
-            text, since = text + told(turn.observation) + said, ""
+            state = (since if is_last_only else text) + add_end(turn.observation)
+            message = written(turn.completion.ids.tolist())
+            message = turn.completion.text + END if reads_text else message
+            states += [state] if reads_text else [state + message[:place] for place in range(len(message))]
+            after = state + message
+            text, since = text + add_end(turn.observation) + message, ""
             if turn is own[-1] and episode.finished(agent):
                 return states, after
         for name in others:
@@ -181,7 +181,7 @@ def expected_states(
         if name in episode.last_observations:
             hear(episode.last_observations[name] + END)
     if agent in episode.final:
-        return states, (since if is_last_only else text) + told(episode.last_observations[agent])
+        return states, (since if is_last_only else text) + add_end(episode.last_observations[agent])
     gap = END if since and not after.endswith(END) else ""
     return states, after + gap + since if is_last_only else text
 
@@ -271,17 +271,17 @@ def otherwise(episode: Episode, agent: str, step: int, *, own_too: bool = False)
             return turn
         if turn.step == step and turn.agent == agent:
             tokens = torch.cat([turn.completion.ids[:1], torch.tensor(ids("hgf"))])
-            return replace(turn, completion=replace(said("hgf"), ids=tokens))
-        changed = replace(turn, completion=said("hgfedcba"))
+            return replace(turn, completion=replace(make_completion("hgf"), ids=tokens))
+        changed = replace(turn, completion=make_completion("hgfedcba"))
         if turn.step > step:
             more = ", and much more"
             prompt = [*turn.prompt, *TOKENIZER(more).input_ids]
             changed = replace(changed, observation=turn.observation + more, prompt=prompt)
         return changed
 
-    told = dict.fromkeys(AGENTS, "another end")
+    observed = dict.fromkeys(AGENTS, "another end")
     turns = [change(turn) for turn in episode.turns]
-    return replace(episode, turns=turns, last_observations=told, terminated=False, ended=frozenset())
+    return replace(episode, turns=turns, last_observations=observed, terminated=False, ended=frozenset())
 
 
 @pytest.mark.parametrize("reads_text", [False, True])
@@ -289,14 +289,14 @@ def otherwise(episode: Episode, agent: str, step: int, *, own_too: bool = False)
 def test_values_depend_on_earlier_events_of_others(
     make: Any, reads_text: bool, played: Mapping[Any, list[Episode]]
 ) -> None:
-    how, told, wrote = layout(reads_text=reads_text), 0, 0
+    how, observed, wrote = layout(reads_text=reads_text), 0, 0
     for agent in AGENTS[:1]:
         for episode in played[make, "append"][:16]:
             before = values_read(episode, agent, how)
             for place, turn in enumerate(episode.turns):
                 if turn.agent == agent:
                     continue
-                for change in ({"observation": "x"}, {"completion": said("hgfedcba")}):
+                for change in ({"observation": "x"}, {"completion": make_completion("hgfedcba")}):
                     turns = [*episode.turns[:place], replace(turn, **change), *episode.turns[place + 1 :]]
                     after = values_read(replace(episode, turns=turns), agent, how)
                     steps = [
@@ -306,9 +306,9 @@ def test_values_depend_on_earlier_events_of_others(
                     ]
                     reached = [step >= turn.step if "observation" in change else step > turn.step for step in steps]
                     assert [one != two for one, two in zip(before, after, strict=True)] == reached
-                    told, wrote = told + ("observation" in change) * sum(reached), wrote + sum(reached)
-    assert told > 10
-    assert wrote > told
+                    observed, wrote = observed + ("observation" in change) * sum(reached), wrote + sum(reached)
+    assert observed > 10
+    assert wrote > observed
 
 
 @pytest.mark.parametrize("context", [24, 16])
@@ -322,13 +322,13 @@ def test_truncation_drops_oldest_parts(
         for row, (episode, texts) in enumerate(zip(episodes, read(found.rollout), strict=True)):
             states, end = expected_states(episode, agent, is_last_only=context_mode == "last_only")
             have = [texts[column] for column in sorted(texts) if column >= 0]
-            told = [
+            result = [
                 turn.observation[-8:] + written(turn.completion.ids)[:number]
                 for turn in episode.turns_of_agent(agent)
                 for number in range(len(turn.completion.ids))
             ]
             assert all(len(there) <= context for there in have)
-            for state, there, last in zip(states, have, told, strict=True):
+            for state, there, last in zip(states, have, result, strict=True):
                 place = 0
                 for character in there:  # the input is a subsequence of the history
                     place = state.index(character, place) + 1
@@ -339,13 +339,13 @@ def test_truncation_drops_oldest_parts(
 
 
 def test_own_tokens_truncated_last() -> None:
-    first = Turn(agent="low", step=0, observation="123", prompt=ids("123"), completion=said("ab"))
+    first = Turn(agent="low", step=0, observation="123", prompt=ids("123"), completion=make_completion("ab"))
     others = [
-        Turn(agent=name, step=0, observation=f"{name}55555", prompt=ids("55555"), completion=said("cccc"))
+        Turn(agent=name, step=0, observation=f"{name}55555", prompt=ids("55555"), completion=make_completion("cccc"))
         for name in ("high", "mid")
     ]
     prompt = [*ids("123"), *ids("ab"), TOKENIZER.eos_token_id, *ids("678")]
-    last = Turn(agent="low", step=1, observation="678", prompt=prompt, completion=said("d"))
+    last = Turn(agent="low", step=1, observation="678", prompt=prompt, completion=make_completion("d"))
     (episode,) = [an_episode(turns=[first, *others, last])]
     texts = read(view([episode], "low", layout(context=27)).rollout)[0]
     # Before the first turn the oldest is dropped: with it there are 9 + 9 + 3 tokens, and 4 are reserved for the
@@ -359,9 +359,9 @@ def test_own_tokens_truncated_last() -> None:
 
 
 def test_rewritten_history_starts_new_sequence() -> None:
-    first = Turn(agent="low", step=0, observation="1", prompt=ids("1"), completion=said("ab"))
-    other_one = Turn(agent="high", step=1, observation="2", prompt=ids("2"), completion=said("c"))
-    anew = Turn(agent="low", step=2, observation="3", prompt=ids("1b3"), completion=said("d"))
+    first = Turn(agent="low", step=0, observation="1", prompt=ids("1"), completion=make_completion("ab"))
+    other_one = Turn(agent="high", step=1, observation="2", prompt=ids("2"), completion=make_completion("c"))
+    anew = Turn(agent="low", step=2, observation="3", prompt=ids("1b3"), completion=make_completion("d"))
     found = view([an_episode(turns=[first, other_one, anew])], "low", layout())
     texts = read(found.rollout)[0]
     assert [texts[column] for column in sorted(texts) if column >= 0] == [
@@ -375,7 +375,8 @@ def test_rewritten_history_starts_new_sequence() -> None:
 
 def test_opponent_episode_has_empty_row() -> None:
     turns = [
-        Turn(agent=name, step=0, observation="1", prompt=ids("1"), completion=said("ab")) for name in ("low", "high")
+        Turn(agent=name, step=0, observation="1", prompt=ids("1"), completion=make_completion("ab"))
+        for name in ("low", "high")
     ]
     episodes = [replace(an_episode(turns=turns), partners=frozenset({"low"}))]
     assert not view(episodes, "low", layout()).rollout.response_mask.any()
@@ -386,9 +387,9 @@ def test_bos_token_remains_first() -> None:
     tokenizer = copy.deepcopy(TOKENIZER)
     tokenizer.bos_token = "^"
     begins = tokenizer.bos_token_id
-    own = Turn(agent="low", step=0, observation="1", prompt=[begins, *ids("1")], completion=said("a"))
-    heard = Turn(agent="high", step=0, observation="2", prompt=[begins, *ids("2")], completion=said("b"))
-    episode = an_episode(turns=[own, heard])
+    own = Turn(agent="low", step=0, observation="1", prompt=[begins, *ids("1")], completion=make_completion("a"))
+    replies = Turn(agent="high", step=0, observation="2", prompt=[begins, *ids("2")], completion=make_completion("b"))
+    episode = an_episode(turns=[own, replies])
     for agent, text in {"low": "^2¶1", "high": "^1¶2"}.items():
         texts = read(view([episode], agent, layout(tokenizer=tokenizer)).rollout)[0]
         assert texts[min(column for column in texts if column >= 0)] == text
@@ -441,7 +442,7 @@ def ids(text: str) -> list[int]:
     return list(TOKENIZER(text).input_ids)
 
 
-def said(text: str) -> Completion:
+def make_completion(text: str) -> Completion:
     tokens = torch.tensor([*ids(text), TOKENIZER.eos_token_id])
     zeros = torch.zeros(len(tokens))
     return Completion(ids=tokens, logprobs=zeros, behavior_logprobs=zeros, text=text, finished=True)

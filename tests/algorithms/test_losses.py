@@ -59,14 +59,14 @@ def batch(*, values: torch.Tensor | None = None, weights: torch.Tensor | None = 
     )
 
 
-def said(logprobs: torch.Tensor, full_kl: torch.Tensor | None = None) -> PolicyOutput:
+def make_output(logprobs: torch.Tensor, full_kl: torch.Tensor | None = None) -> PolicyOutput:
     return PolicyOutput(logprobs, torch.zeros(2, 4), None, None, full_kl)
 
 
 def test_comlrl_policy_loss() -> None:
     config = load_config(["algorithm=comlrl_iac"]).algorithm
     new = OLD.clone().requires_grad_()
-    loss = policy_objective(said(new), batch(by_turn=True), config, 4)
+    loss = policy_objective(make_output(new), batch(by_turn=True), config, 4)
     assert loss.total.item() == pytest.approx(-(2.0 * -3.5 + -1.0 * -3.0) / 2)
     loss.total.backward()
     torch.testing.assert_close(new.grad, -ADVANTAGE / 2)
@@ -77,7 +77,7 @@ def test_comlrl_policy_loss() -> None:
 )
 def test_dr_grpo_loss_divided_by_response_budget(budget: list[str]) -> None:
     config = load_config(["algorithm=dr_grpo", "rollout.num_generations=4", *budget])
-    loss = policy_objective(said(OLD), batch(by_turn=False), config.algorithm, response_budgets(config)["low"])
+    loss = policy_objective(make_output(OLD), batch(by_turn=False), config.algorithm, response_budgets(config)["low"])
     assert loss.total.item() == pytest.approx(-(3 * 2.0 + 1 * -1.0) / 2 / 4)
 
 
@@ -111,7 +111,7 @@ def test_behavior_weights_scale_only_policy_loss() -> None:
     config = load_config(["algorithm=ppo", "algorithm.kl.loss.coef=0.5", "algorithm.kl.loss.estimator=full"]).algorithm
     weights = torch.tensor([[2.0, 0.0, 1.0, 0.0], [0.5, 0.0, 0.0, 0.0]])
     divergence = torch.full((2, 4), 0.125) * MASK
-    loss = policy_objective(said(OLD, divergence), batch(weights=weights, by_turn=False), config, 4)
+    loss = policy_objective(make_output(OLD, divergence), batch(weights=weights, by_turn=False), config, 4)
     assert loss.total.item() == pytest.approx((-2.0 * 3.0 + 1.0 * 0.5) / 4 + 0.5 * 0.125)
     assert loss.sums["kl_loss"].item() == pytest.approx(4 * 0.125)
 
@@ -121,7 +121,7 @@ def test_sequence_ratio_clips_all_tokens() -> None:
     config = replace(load_config(keys).algorithm, loss_aggregation="token-mean")
     config.kl.loss.coef = 0.0
     new = OLD + torch.tensor([[0.9, 0.0, 0.0, 0.0], [0.1, 0.0, 0.0, 0.0]])
-    loss = policy_objective(said(new), batch(by_turn=False), config, 4)
+    loss = policy_objective(make_output(new), batch(by_turn=False), config, 4)
     second = torch.tensor(0.1).exp().item()
     assert loss.total.item() == pytest.approx((-2.0 * 3 * 1.2 + second) / 4)  # exp(.3) is beyond 1.2
     assert loss.sums["clip_fraction"].item() == 3
@@ -140,7 +140,7 @@ def loss_of(*keys: str, rollout: dict[str, torch.Tensor] | None = None) -> tuple
     config = load_config([*keys, "algorithm.loss_aggregation=token-mean", "algorithm.kl.loss.coef=0"]).algorithm
     made, new = batch(by_turn=False), NEW.clone().requires_grad_()
     made = replace(made, rollout=replace(made.rollout, **(rollout or {})))
-    loss = policy_objective(said(new), made, config, 4)
+    loss = policy_objective(make_output(new), made, config, 4)
     loss.total.backward()
     assert new.grad is not None
     return loss.total.item() * 4, new.grad * 4, loss.sums["clip_fraction"].item()
@@ -200,8 +200,8 @@ def test_likelihood_of_positive_responses() -> None:
     keys = ["algorithm=vapo", "algorithm.positive_nll.coef=0.5"]
     config, whole = load_config(keys).algorithm, replace(batch(by_turn=False), num_positive_tokens=6)
     new = OLD.clone().requires_grad_()
-    loss = policy_objective(said(new), whole, config, 4)
-    plain = policy_objective(said(OLD), whole, replace(config, positive_nll=PositiveNllConfig(0.0, None)), 4)
+    loss = policy_objective(make_output(new), whole, config, 4)
+    plain = policy_objective(make_output(OLD), whole, replace(config, positive_nll=PositiveNllConfig(0.0, None)), 4)
     assert loss.total.item() - plain.total.item() == pytest.approx(0.5 * 3.5 / 6)
     assert (loss.sums["nll_loss"].item(), loss.sums["positive_fraction"].item()) == (pytest.approx(3.5), 3)
     (loss.total - plain.total).backward()
@@ -213,8 +213,8 @@ def test_likelihood_of_positive_responses() -> None:
 def test_router_loss_weighted_by_the_share_of_tokens() -> None:
     config = load_config(["algorithm=ppo", "algorithm.router_loss_coef=0.5"]).algorithm
     whole = batch(by_turn=False)
-    without = policy_objective(said(OLD), whole, config, 4).total
-    output = said(OLD)._replace(router_loss=torch.tensor(3.0))
+    without = policy_objective(make_output(OLD), whole, config, 4).total
+    output = make_output(OLD)._replace(router_loss=torch.tensor(3.0))
     loss = policy_objective(output, replace(whole, num_tokens=16), config, 4)
     # the micro-batch has 4 of the step's 16 tokens
     assert loss.total.item() == pytest.approx(without.item() / 4 + 0.5 * 3.0 / 4)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from rank_scripts import finish, said, start_ranks
+from rank_scripts import finish, read_output, start_ranks
 from small import SMALL
 
 from ippo_cli.compose.load import config_dir, load_config
@@ -146,7 +146,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]
     for size, folder in folders.items():
         (folder / "cases.pkl").write_bytes(configs)
         finish(start_ranks(script, str(folder), folder=folder, world_size=size), limit_s=200)
-        assert (folder / "results.pt").exists(), said(folder)
+        assert (folder / "results.pt").exists(), read_output(folder)
     return {size: torch.load(folder / "results.pt", weights_only=False) for size, folder in folders.items()}
 
 

@@ -94,11 +94,11 @@ def test_table_keys_get_their_suggestion(answer_of: Callable[[str], str]) -> Non
     for name, theirs, _ in CASES:
         roots = read_projects()[name].roots if name in read_projects() else ()
         for key in [theirs, *(f"{root}.{theirs}" for root in roots[:1])]:
-            said = answer_of(key)
-            of_another_kind = " is not a key of " in said  # the key exists with another option of its group
-            named = any(text in said or text.rpartition(".")[2] == key for text in answers[theirs])
-            if said and not named and not of_another_kind:
-                guessed.append((key, said))
+            message = answer_of(key)
+            of_another_kind = " is not a key of " in message  # the key exists with another option of its group
+            named = any(text in message or text.rpartition(".")[2] == key for text in answers[theirs])
+            if message and not named and not of_another_kind:
+                guessed.append((key, message))
     assert guessed == []
 
 
@@ -225,9 +225,9 @@ def test_documented_keys_have_a_suggestion(project: str, keys: set[str]) -> None
     ],
 )
 def test_no_similar_key_for_other_projects(key: str, answer: str, answer_of: Callable[[str], str]) -> None:
-    said = answer_of(key)
-    assert answer in said
-    assert "did you mean" not in said
+    result = answer_of(key)
+    assert answer in result
+    assert "did you mean" not in result
 
 
 @pytest.mark.parametrize("name", read_projects())

@@ -98,11 +98,11 @@ def test_config_dir(flag: str, tmp_path: Path, monkeypatch) -> None:
     assert list(compose_node(given).task.agents) == ["only"]
     monkeypatch.chdir("/")  # a run is resumed from wherever one stands
     assert list(compose_node(given).task.agents) == ["only"]
-    for wrong, said in (("task=mein", "closest: mine"), ("sede=1", "sede=1 is not a key; did you mean seed")):
+    for wrong, expected in (("task=mein", "closest: mine"), ("sede=1", "sede=1 is not a key; did you mean seed")):
         bad = [wrong, given[1]]
         with pytest.raises((HydraException, OmegaConfBaseException)) as raised:
             compose_node(bad)
-        assert said in str(diagnose_error(bad, raised.value))
+        assert expected in str(diagnose_error(bad, raised.value))
 
 
 @pytest.mark.parametrize("given", [["--config-dir=/nope"], ["--config-dir"], ["-cd", "/nope"]])
@@ -226,7 +226,7 @@ def test_invalid_typed_agents(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("hydra.run.dir=x", "output_dir= and name="),
         ("hydra.job.chdir=true", "stays unchanged"),
@@ -234,14 +234,14 @@ def test_invalid_typed_agents(text: str) -> None:
         ("~critic", "critic=VALUE"),
     ],
 )
-def test_unsupported_overrides(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as raised:
+def test_unsupported_overrides(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
         normalize_arguments([text])
     assert str(raised.value).startswith(text)
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["hydra.verbose=true"], "has no effect in this program"),
         (["hydra/job_logging=default"], "has no effect in this program"),
@@ -252,8 +252,8 @@ def test_unsupported_overrides(text: str, said: str) -> None:
         (["+hydra.job.name=x"], "has an effect on sweeps only; add -m"),
     ],
 )
-def test_hydra_keys_without_effect(typed: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_hydra_keys_without_effect(typed: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         normalize_arguments(typed)
 
 
@@ -282,7 +282,7 @@ def test_ambiguous_commas_in_a_sweep(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["--seed", "3"], "--seed 3 is not a flag; settings are written without dashes, as key=value; use seed=3"),
         (["--num-iterations=5"], "use num_iterations=5"),
@@ -299,10 +299,10 @@ def test_ambiguous_commas_in_a_sweep(key: str) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_setting_with_dashes_suggests_override(typed: list[str], said: str) -> None:
+def test_setting_with_dashes_suggests_override(typed: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         check_flags(typed, command_keys=["checkpoint"])
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_valid_flags() -> None:

@@ -22,7 +22,7 @@ def blamed(overrides: Sequence[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "expected"),
     [
         (["gae_lambda=0.9"], "gae_lambda=0.9 is not a key; did you mean algorithm.gae_lambda?"),
         (
@@ -81,9 +81,9 @@ def blamed(overrides: Sequence[str]) -> str:
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_diagnose_override(overrides: list[str], said: str) -> None:
+def test_diagnose_override(overrides: list[str], expected: str) -> None:
     message = blamed(overrides)
-    assert message.startswith(said)
+    assert message.startswith(expected)
     assert "; " in message
     assert not message.endswith(("; ", "None"))
 
@@ -140,9 +140,9 @@ def test_exit_codes(error: BaseException, code: int, capsys: pytest.CaptureFixtu
         raise error
 
     assert run_guarded(command, []) == code
-    said = capsys.readouterr().err
-    assert ("Traceback" in said) == (code == 1)
-    assert code not in (2, 12) or said == f"ippo: {error}\n"
+    output = capsys.readouterr().err
+    assert ("Traceback" in output) == (code == 1)
+    assert code not in (2, 12) or output == f"ippo: {error}\n"
 
 
 LEAVING = """

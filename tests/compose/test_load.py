@@ -254,8 +254,8 @@ def agents_names(values: dict[str, Any], name: str) -> list[str]:
 
 def split(error: ConfigError) -> tuple[str, str, str]:
     """`key=value`, the rule, and what would work."""
-    said, _, remedy = str(error).partition("; ")
-    setting, _, rule = said.partition(" ")
+    text, _, remedy = str(error).partition("; ")
+    setting, _, rule = text.partition(" ")
     return setting, rule, remedy
 
 
@@ -404,18 +404,18 @@ def test_agent_needs_only_a_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("critic.kind=none", "use critic=none"),
         ("actor.kind=full", "use actor=full"),
         ("task.kind=jsonl", "use task=jsonl"),
     ],
 )
-def test_kind_without_option_suggests_option(override: str, said: str) -> None:
+def test_kind_without_option_suggests_option(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config([override])
     assert split(raised.value)[0] == override
-    assert said in split(raised.value)[2]
+    assert message in split(raised.value)[2]
 
 
 @pytest.mark.parametrize("choices", [(), ("task=jsonl", "actor=full", "critic=value_head", "reward=function")])

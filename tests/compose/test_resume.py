@@ -201,8 +201,8 @@ def test_frozen_keys(override: str, diff: str, run: MakeRun) -> None:
     with pytest.raises(ResumeError) as raised:
         resolve_resume([f"resume={folder}", override])
     assert raised.value.exit_code == 14
-    said, *changes = str(raised.value).splitlines()
-    assert said.startswith(f"resume={folder}: these cannot change within a run; ")
+    text, *changes = str(raised.value).splitlines()
+    assert text.startswith(f"resume={folder}: these cannot change within a run; ")
     assert len(changes) <= 8
     assert diff in [line.strip() for line in changes]
 
@@ -228,7 +228,7 @@ def test_changeable_keys(override: str, run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "result"),
     [
         ([], []),
         (["num_iterations=9", "algorithm.gamma=0.5"], ["algorithm.gamma: 1.0 -> 0.5", "num_iterations: 90 -> 9"]),
@@ -236,9 +236,9 @@ def test_changeable_keys(override: str, run: MakeRun) -> None:
         (["task.agents.low.actor.learning_rate=1e-5"], ["task.agents.low.actor.learning_rate: 0.00035 -> 1e-05"]),
     ],
 )
-def test_config_changes(overrides: list[str], told: list[str], run: MakeRun) -> None:
+def test_config_changes(overrides: list[str], result: list[str], run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
-    assert config_changes(folder, dict(iter_leaves(resolve_config(compose_node(overrides))))) == told
+    assert config_changes(folder, dict(iter_leaves(resolve_config(compose_node(overrides))))) == result
 
 
 def test_auto_resumes_newest_unfinished_run(run: MakeRun) -> None:

@@ -36,7 +36,7 @@ def refused(group: str, text: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (TASK + "agents:\n  solo: {templte: x}\n", "line 6: agents.solo.templte is not a key of an agent (closest: t"),
         (TASK + "agent:\n  solo: {}\n", "line 5: agent is not a key of task= (closest: agents)"),
@@ -72,12 +72,12 @@ def refused(group: str, text: str, folder: Path) -> str:
     ],
     ids=lambda value: value[:40] if value.startswith("line") else "",
 )
-def test_mistakes_in_task_file(text: str, said: str, tmp_path: Path) -> None:
-    assert said in refused("task", text, tmp_path)
+def test_mistakes_in_task_file(text: str, message: str, tmp_path: Path) -> None:
+    assert message in refused("task", text, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("group", "text", "said"),
+    ("group", "text", "message"),
     [
         ("algorithm", "defaults:\n  - ppo\n  - _self_\nclip_range_lo: 0.1\n", "line 4: clip_range_lo is not a key of"),
         ("algorithm", "defaults:\n  - ppo\n  - _self_\nkl: {reward: {target: abc}}\n", "line 4: kl.reward.target is"),
@@ -93,8 +93,8 @@ def test_mistakes_in_task_file(text: str, said: str, tmp_path: Path) -> None:
     ],
     ids=lambda value: value[:40] if value.startswith("line") else "",
 )
-def test_mistakes_in_files_of_other_groups(group: str, text: str, said: str, tmp_path: Path) -> None:
-    assert said in refused(group, text, tmp_path)
+def test_mistakes_in_files_of_other_groups(group: str, text: str, message: str, tmp_path: Path) -> None:
+    assert message in refused(group, text, tmp_path)
 
 
 def test_binary_and_empty_files(tmp_path: Path) -> None:

@@ -981,9 +981,9 @@ def line_of(case: int, make: Make) -> Line:
     with pytest.raises(ConfigError) as raised:
         check_config(make(choices, **changes), world_size)
     error = next((error for error in split_errors(raised.value) if str(error).startswith(begins)), raised.value)
-    said, found, remedy = str(error).partition("; ")
+    text, found, remedy = str(error).partition("; ")
     assert str(error).startswith(begins)
-    assert len(said) > len(begins) - 1
+    assert len(text) > len(begins) - 1
     assert found
     assert remedy
     return raised_at(error)
@@ -1043,10 +1043,10 @@ def test_remedies_pass_the_checks(config: Make) -> None:
     for choices, changes, world_size, _ in BROKEN:
         with pytest.raises(ConfigError) as raised:
             check_config(config(choices, **changes), world_size)
-        said, _, remedy = str(split_errors(raised.value)[0]).partition("; ")
-        if not (remedy.startswith("use one of ") and len(re.findall(r"[\w.]+=", said)) == 1):
+        text, _, remedy = str(split_errors(raised.value)[0]).partition("; ")
+        if not (remedy.startswith("use one of ") and len(re.findall(r"[\w.]+=", text)) == 1):
             continue
-        key = said.split("=")[0].split(" ")[0]
+        key = text.split("=")[0].split(" ")[0]
         choice = remedy.removeprefix("use one of ").split()
         for offer in {choice[0], choice[len(choice) // 2], choice[-1]}:
             value = int(offer) if offer.isdigit() else offer
@@ -1095,8 +1095,8 @@ def refusals(made: Any) -> Iterator[tuple[str, Range, float, str]]:
 def test_ranges_reject_values_outside(choices: tuple[str, ...], config: Make) -> None:
     made = config(choices)
     seen: set[str] = set()
-    for key, _, value, said in refusals(made):
-        setting, _, rest = said.partition(" ")
+    for key, _, value, expected in refusals(made):
+        setting, _, rest = expected.partition(" ")
         rule, _, remedy = rest.partition("; ")
         assert setting == f"{key}={value}"
         assert rule.startswith("is out of range; it must be in"[: len(rule)])
@@ -1122,19 +1122,19 @@ def test_ranges_accept_their_limits(choices: tuple[str, ...], config: Make) -> N
             if is_open or not math.isfinite(value):
                 continue
             setattr(owner, name, value)
-            said = ""
+            text = ""
             try:
                 check_config(made, 1)
             except ConfigError as error:  # another rule
-                said = str(error)
-            assert not said.startswith(f"{key}={value} is out of range")
+                text = str(error)
+            assert not text.startswith(f"{key}={value} is out of range")
         setattr(owner, name, before)
 
 
 def test_range_remedies_are_in_range(config: Make) -> None:
     made = config()
-    for _, interval, value, said in refusals(made):
-        words, _, bound = said.rsplit("; ", 1)[1].rpartition(" ")
+    for _, interval, value, expected in refusals(made):
+        words, _, bound = expected.rsplit("; ", 1)[1].rpartition(" ")
         below = value <= interval.low
         assert float(bound) == pytest.approx(interval.low if below else interval.high)
         assert words.endswith(
@@ -1175,7 +1175,7 @@ def test_leaves_with_choices(config: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "said"),
+    ("interval", "expected"),
     [
         (Range(1), "at least 1"),
         (Range(0.0, open_low=True), "above 0"),
@@ -1184,8 +1184,8 @@ def test_leaves_with_choices(config: Make) -> None:
         (Range(0.0, 1.0, open_high=True), "in [0, 1)"),
     ],
 )
-def test_range_text(interval: Range, said: str) -> None:
-    assert str(interval) == said
+def test_range_text(interval: Range, expected: str) -> None:
+    assert str(interval) == expected
 
 
 @pytest.mark.parametrize(
@@ -1350,10 +1350,10 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
 def test_algorithm_keys_without_effect(choices: tuple[str, ...], key: str, value: Any, why: str, config: Make) -> None:
     with pytest.raises(ConfigError, match="has no effect") as raised:
         check_config(config(choices, **{f"algorithm.{key}": value}), 1)
-    said, _, remedy = str(split_errors(raised.value)[0]).rpartition("; use ")
-    assert why in said
+    text, _, remedy = str(split_errors(raised.value)[0]).rpartition("; use ")
+    assert why in text
     if why:  # the remedy must work
-        assert said.startswith(f"algorithm.{key}=")
+        assert text.startswith(f"algorithm.{key}=")
         offered = {"null": None, "false": False, "0": 0}.get(remedy, remedy)
         check_config(config(choices, **{f"algorithm.{key}": offered}), 1)
 

@@ -18,7 +18,7 @@ REAL = ("task=jsonl", "actor=full")
 USUAL = {"actor.learning_rate": 1e-6, "critic.learning_rate": 1e-5, "rollout.buffer_size": 128}
 
 
-def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
+def find_warnings(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
     return config_warnings(
         WarningInputs(config=config, batch_sizes=compute_batch_sizes(config, 1, rows), train_rows=rows, **observed)
     )
@@ -61,7 +61,7 @@ def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
 def test_single_warning(
     rule: str, changes: dict[str, Any], more: dict[str, Any], words: str, config: Callable[..., Config]
 ) -> None:
-    found = told(
+    found = find_warnings(
         config(REAL, **USUAL, **changes) if not changes.keys() & USUAL else config(REAL, **USUAL | changes), **more
     )
     assert list(found) == [rule]
@@ -73,14 +73,14 @@ def test_warning_merged_adapter_in_bf16(tmp_path: Path, config: Callable[..., Co
     beside = tmp_path / "adapter"
     beside.mkdir()
     given = {**USUAL, "actor.model": str(tmp_path), "critic.dtype": "fp32"}
-    assert not told(config(REAL, **given, **{"actor.dtype": "bf16"}))
+    assert not find_warnings(config(REAL, **given, **{"actor.dtype": "bf16"}))
     (beside / "adapter_config.json").write_text("{}")
-    found = told(config(REAL, **given, **{"actor.dtype": "bf16"}))
+    found = find_warnings(config(REAL, **given, **{"actor.dtype": "bf16"}))
     assert list(found) == ["rounded_merge"]
     assert "use actor.dtype=fp32" in found["rounded_merge"]
-    assert not told(config(REAL, **given, **{"actor.dtype": "fp32"}))
+    assert not find_warnings(config(REAL, **given, **{"actor.dtype": "fp32"}))
     warm = {**USUAL, "critic.warm_start": str(tmp_path), "critic.dtype": "bf16", "actor.dtype": "fp32"}
-    assert "critic.warm_start has an adapter merged" in told(config(REAL, **warm))["rounded_merge"]
+    assert "critic.warm_start has an adapter merged" in find_warnings(config(REAL, **warm))["rounded_merge"]
 
 
 def test_warning_same_rows_in_train_and_eval(tmp_path: Path, config: Callable[..., Config]) -> None:
@@ -89,7 +89,7 @@ def test_warning_same_rows_in_train_and_eval(tmp_path: Path, config: Callable[..
         file.write_text('{"prompt": "a"}\n')
 
     def about(train: Any, held_out: Any, **more: Any) -> dict[str, str]:
-        return told(config(REAL, **USUAL, **{"task.train": train, "task.eval": held_out, **more}))
+        return find_warnings(config(REAL, **USUAL, **{"task.train": train, "task.eval": held_out, **more}))
 
     assert about(str(one), str(other)) == {}
     assert about("owner/name", "owner/name") == {}  # different splits
@@ -103,28 +103,28 @@ def test_warning_split_of_a_file(tmp_path: Path, config: Callable[..., Config]) 
     for written in (file, other):
         written.write_text('{"prompt": "a"}\n')
     files = {"task.train": str(file), "task.eval": str(other)}
-    found = told(config(REAL, **USUAL, **files, **{"task.eval_split": "test[:10]"}))
+    found = find_warnings(config(REAL, **USUAL, **files, **{"task.eval_split": "test[:10]"}))
     assert list(found) == ["unread_split"]
     assert f"all rows of {other} are used" in found["unread_split"]
     named = {"task.train": "owner/name", "task.eval": "owner/name"}
-    assert told(config(REAL, **USUAL, **named, **{"task.train_split": "test[:10]"})) == {}
-    assert told(config(REAL, **USUAL, **files)) == {}
+    assert find_warnings(config(REAL, **USUAL, **named, **{"task.train_split": "test[:10]"})) == {}
+    assert find_warnings(config(REAL, **USUAL, **files)) == {}
 
 
 def test_warning_unsafe_sandbox(config: Callable[..., Config]) -> None:
     for kind, rules in (("unsafe_local", ["unsafe_sandbox"]), ("bwrap", [])):
-        found = told(config((*REAL, "reward=code"), **USUAL, **{"reward.sandbox": kind}))
+        found = find_warnings(config((*REAL, "reward=code"), **USUAL, **{"reward.sandbox": kind}))
         assert list(found) == rules
 
 
 def test_warning_identical_prompts(config: Callable[..., Config]) -> None:
     same = {"task.agents.low.template": "{letters}", "task.agents.high.template": "{letters}"}
-    assert told(config(("team=shared_policy",), **same), rows=1024) == {
+    assert find_warnings(config(("team=shared_policy",), **same), rows=1024) == {
         "equal_prompts": "low and high share one policy and one prompt, but have different answers; "
         "name the agent in each template"
     }
-    assert told(config(("team=shared_policy",)), rows=1024) == {}
-    assert told(config((), **same), rows=1024) == {}
+    assert find_warnings(config(("team=shared_policy",)), rows=1024) == {}
+    assert find_warnings(config((), **same), rows=1024) == {}
 
 
 def test_warning_unknown_characters(
@@ -132,12 +132,15 @@ def test_warning_unknown_characters(
 ) -> None:
     mixed = ("task=relay", "task.agents.first.actor.kind=full", "task.agents.first.actor.model=x")
     rate = ("task.agents.first.actor.learning_rate=1e-6", "task.agents.first.critic.learning_rate=1e-5")
-    assert told(config((*mixed, *rate)), rows=1024) == {
+    assert find_warnings(config((*mixed, *rate)), rows=1024) == {
         "unknown_characters": "second knows only characters of reference answers (actor.alphabet=auto) and reads "
         "others from first as <unk>; use task.agents.second.actor.alphabet=printable"
     }
-    assert told(config((*mixed, *rate, "task.agents.second.actor.alphabet=printable")), rows=1024) == {}
-    assert told(config((*mixed, *rate, "task.protocol=parallel", "task.agents.second.template=x")), rows=1024) == {}
+    assert find_warnings(config((*mixed, *rate, "task.agents.second.actor.alphabet=printable")), rows=1024) == {}
+    assert (
+        find_warnings(config((*mixed, *rate, "task.protocol=parallel", "task.agents.second.template=x")), rows=1024)
+        == {}
+    )
 
 
 def test_all_warnings_have_a_case() -> None:
@@ -155,8 +158,8 @@ def test_all_warnings_have_a_case() -> None:
 
 
 def test_no_warning_for_usual_settings(config: Callable[..., Config]) -> None:
-    assert told(config(REAL, **USUAL)) == {}
-    assert told(config(REAL, **USUAL | {"num_iterations": None, "num_epochs": 60.0})) == {}, (
+    assert find_warnings(config(REAL, **USUAL)) == {}
+    assert find_warnings(config(REAL, **USUAL | {"num_iterations": None, "num_epochs": 60.0})) == {}, (
         "passes that were asked for"
     )
 
@@ -169,13 +172,13 @@ def test_no_warning_for_experiments(experiment: tuple[str, ...], config: Callabl
     made = config(experiment)
     sizes = {"probe_grid": 56, "openai/gsm8k": 7473}
     source = getattr(made.task, "train", made.task.kind)
-    assert told(made, rows=sizes.get(source, 1024)) == {}
+    assert find_warnings(made, rows=sizes.get(source, 1024)) == {}
 
 
 def test_warning_names_the_agent(config: Callable[..., Config]) -> None:
     made = config(("actor=full",), **USUAL)
     made.task.agents["high"].actor.learning_rate = 1e-3
-    assert told(made)["actor_learning_rate"].startswith("actor.learning_rate of high is 0.001")
+    assert find_warnings(made)["actor_learning_rate"].startswith("actor.learning_rate of high is 0.001")
 
 
 @pytest.mark.parametrize(
@@ -193,12 +196,12 @@ def test_warning_names_the_agent(config: Callable[..., Config]) -> None:
     ],
 )
 def test_warning_atypical_values(changes: dict[str, Any], words: str | None, config: Callable[..., Config]) -> None:
-    assert told(config((), **changes)).get("magnitudes") == words
+    assert find_warnings(config((), **changes)).get("magnitudes") == words
 
 
 def test_warning_sizes_beyond_data(config: Callable[..., Config]) -> None:
     def about(**changes: Any) -> str | None:
-        return told(config(REAL, **changes), rows=8, held_out_rows=4).get("sizes")
+        return find_warnings(config(REAL, **changes), rows=8, held_out_rows=4).get("sizes")
 
     assert about() is None
     assert about(**{"evaluation.size": 4}) is None

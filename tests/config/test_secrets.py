@@ -74,7 +74,7 @@ def test_mask_and_restore_secrets() -> None:
 
 
 def test_redact_text() -> None:
-    said = redact_text(f"call with {HF} and canary-71f3-secret: reward.api_key=abc password='x y' seed=3", ENVIRON)
-    assert said == "call with <HF_TOKEN> and <MY_API_KEY>: reward.api_key=<secret> password=<secret> seed=3"
+    text = redact_text(f"call with {HF} and canary-71f3-secret: reward.api_key=abc password='x y' seed=3", ENVIRON)
+    assert text == "call with <HF_TOKEN> and <MY_API_KEY>: reward.api_key=<secret> password=<secret> seed=3"
     assert redact_text("https://me:word@host", {}) == "https://<secret>@host"
     assert redact_text("reward.api_key=${oc.env:MY_API_KEY}", {}) == "reward.api_key=${oc.env:MY_API_KEY}"

@@ -96,7 +96,7 @@ def test_shared_critic_settings_and_name(config: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (
             ["critic=adapter"],
@@ -119,8 +119,8 @@ def test_shared_critic_settings_and_name(config: Make) -> None:
         ),
     ],
 )
-def test_invalid_adapters_and_bases(overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_adapters_and_bases(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_config(load_config(overrides), 1)
 
 

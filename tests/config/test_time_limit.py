@@ -20,10 +20,11 @@ def test_resolve_deadline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("soon", "is not a time"), ("-5", "is not in the future"), ("2020-01-01T00:00:00", "has passed")]
+    ("text", "message"),
+    [("soon", "is not a time"), ("-5", "is not in the future"), ("2020-01-01T00:00:00", "has passed")],
 )
-def test_invalid_deadlines(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_deadlines(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_deadline(text)
 
 

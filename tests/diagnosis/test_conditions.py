@@ -229,11 +229,11 @@ def turn(agent: str, step: int, observation: str, response: str) -> dict[str, An
 
 
 def test_messages_that_are_read() -> None:
-    heard = {"turns": [turn("a", 0, "x", " yes "), turn("b", 1, "x yes", "no"), turn("a", 2, "no?", "ok")]}
+    history = {"turns": [turn("a", 0, "x", " yes "), turn("b", 1, "x yes", "no"), turn("a", 2, "no?", "ok")]}
     unread = {"turns": [turn("a", 0, "x", "yes"), turn("b", 1, "x", "no")]}
     at_once = {"turns": [turn("a", 0, "x", "yes"), turn("b", 0, "x", "no")]}
-    assert count_readings([heard, unread, at_once]) == {"a": Readings(1, 0, 2), "b": Readings(1, 0, 1)}
-    assert count_readings([heard, heard])["a"] == Readings(2, 2, 2)
+    assert count_readings([history, unread, at_once]) == {"a": Readings(1, 0, 2), "b": Readings(1, 0, 1)}
+    assert count_readings([history, history])["a"] == Readings(2, 2, 2)
 
 
 @pytest.mark.parametrize(

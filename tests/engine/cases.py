@@ -616,11 +616,11 @@ def collectives(_: Path) -> Any:
     except RuntimeError as error:
         disagreement = str(error)
     distributed.check_same_on_ranks("hash", "config")
-    said = [distributed.claim_log_once(message) for message in ("one", "two", "one")]
+    result = [distributed.claim_log_once(message) for message in ("one", "two", "one")]
     distributed.barrier()
     return distributed.gather_objects(
         {
-            "said": said,
+            "logged": result,
             "where": (r, n, distributed.is_main()),
             "sum": (distributed.all_sum(source), source),
             "max": distributed.all_max(torch.tensor([r, -r])),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from rank_scripts import finish, said, start_ranks
+from rank_scripts import finish, read_output, start_ranks
 
 CASES = Path(__file__).with_name("cases.py")
 
@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 def folder(runs: dict[int, Path], request: pytest.FixtureRequest) -> Path:
     here = runs[request.param]
     if not (here / "results.pt").exists():
-        pytest.fail(f"the ranks did not finish:\n{said(here)}", pytrace=False)
+        pytest.fail(f"the ranks did not finish:\n{read_output(here)}", pytrace=False)
     return here
 
 

@@ -62,7 +62,7 @@ def finish(children: Sequence[ForkServerProcess], limit_s: float) -> list[int | 
     return [child.exitcode for child in children]
 
 
-def said(folder: Path) -> str:
+def read_output(folder: Path) -> str:
     """The end of the output of all ranks, for failure messages."""
     files = sorted(file for kind in ("printed*", "errors*") for file in folder.glob(kind) if file.is_file())
     return "\n".join(f"{file.name}: {file.read_text(errors='replace')[-4000:]}" for file in files)
@@ -71,5 +71,5 @@ def said(folder: Path) -> str:
 def found_by_ranks(script: Path, *arguments: str, folder: Path, limit_s: float = 240) -> list[dict[str, Any]]:
     """The JSON object that a script prints last, from each of two ranks."""
     codes = finish(start_ranks(script, *arguments, folder=folder), limit_s)
-    assert codes == [0, 0], said(folder)
+    assert codes == [0, 0], read_output(folder)
     return [json.loads((folder / f"printed{rank}").read_text().splitlines()[-1]) for rank in (0, 1)]

@@ -33,8 +33,8 @@ def test_rank_numbers(results: dict[str, Any]) -> None:
 
 
 def test_claim_log_once(results: dict[str, Any]) -> None:
-    said = [rank["said"] for rank in results["collectives"]]
-    assert [sum(column) for column in zip(*said, strict=True)] == [1, 1, 0]
+    result = [rank["logged"] for rank in results["collectives"]]
+    assert [sum(column) for column in zip(*result, strict=True)] == [1, 1, 0]
     assert distributed.claim_log_once("one"), "without a process group there is only one rank"
 
 
@@ -77,9 +77,9 @@ def test_synchronize_errors(results: dict[str, Any]) -> None:
     assert last["error"] == ("ValueError", "only here", None)
     assert last["of ours"] == ("RewardError", "no reward", 12)
     for rank in others:
-        said = f"exiting because rank {len(others)} failed"
-        assert rank["error"] == ("OtherRankFailed", said, 1)
-        assert rank["of ours"] == ("OtherRankFailed", said, 12)
+        text = f"exiting because rank {len(others)} failed"
+        assert rank["error"] == ("OtherRankFailed", text, 1)
+        assert rank["of ours"] == ("OtherRankFailed", text, 12)
     for rank in (*others, last):
         assert rank["none"] is None
         assert rank["request"] == rank["both"] == ("PreemptionRequested", "", None)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_scripts import finish, said, start_ranks
+from rank_scripts import finish, read_output, start_ranks
 
 FIRST_RANKS = {"(1, 2)": 1, "(2,)": 2, "(0, 1)": 0}
 
@@ -18,7 +18,7 @@ def results_by_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, 
     folder = tmp_path_factory.mktemp("groups")
     script = Path(__file__).with_name("grouped_ranks.py")
     codes = finish(start_ranks(script, str(folder), folder=folder, world_size=3), limit_s=300)
-    assert codes == [0, 0, 0], said(folder)
+    assert codes == [0, 0, 0], read_output(folder)
     return [json.loads((folder / f"printed{rank}").read_text().splitlines()[-1]) for rank in range(3)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import build, update
-from rank_scripts import finish, said, start_ranks
+from rank_scripts import finish, read_output, start_ranks
 from resharding_ranks import KINDS, gone_on_with, saved
 from torch import Tensor
 
@@ -29,7 +29,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (root / "printed").mkdir()
         script = Path(__file__).with_name("resharding_ranks.py")
         codes = finish(start_ranks(script, str(root), folder=root / "printed"), 200)
-        assert codes == [0, 0], said(root / "printed")
+        assert codes == [0, 0], read_output(root / "printed")
         yield root
     finally:
         distributed.shutdown()

@@ -33,17 +33,17 @@ def test_estimates_match_measurements(results: dict[str, Any]) -> None:
     assert len(held) == 11
     for (stage, dtype, offloaded), (bucket, during, after) in held.items():
         width = 4 if dtype == "fp32" else 2
-        said = memory(parameters, stage=stage, width=width, ranks=ranks, bucket=bucket, offloaded=offloaded)
-        updating = said.weights + said.optimizer + said.gradients + said.buckets + said.host
+        result = memory(parameters, stage=stage, width=width, ranks=ranks, bucket=bucket, offloaded=offloaded)
+        updating = result.weights + result.optimizer + result.gradients + result.buckets + result.host
         assert updating == pytest.approx(during, rel=0.03), (stage, dtype, offloaded, during / parameters)
         if not offloaded:
-            assert said.resident == pytest.approx(after, rel=0.03), (stage, dtype, after / parameters)
+            assert result.resident == pytest.approx(after, rel=0.03), (stage, dtype, after / parameters)
 
 
 def test_7b_bf16_model_at_stage_1() -> None:
-    said = memory(7_000_000_000, stage=1, width=2, ranks=8)
-    assert said.resident / GIB == pytest.approx(48.9, abs=0.05)
-    assert said.gradients == 4 * 7_000_000_000
+    result = memory(7_000_000_000, stage=1, width=2, ranks=8)
+    assert result.resident / GIB == pytest.approx(48.9, abs=0.05)
+    assert result.gradients == 4 * 7_000_000_000
 
 
 def test_stages_2_and_3_shard_gradients_and_weights() -> None:

@@ -57,13 +57,13 @@ def test_factor_of_three_agents_is_product_of_ratios(ragged: Callable) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "result"),
     [
         (lambda x: step_logratio(x, x, MASK, STEP, steps=3, pooling="max"), "pooling=max"),
         (lambda x: step_logratio(x, x, MASK, STEP, steps=2, pooling="sum"), "steps=2"),
         (lambda x: sequential_factor(x[:, :3], MASK, STEP, cap=0.0), "cap=0.0"),
     ],
 )
-def test_invalid_inputs_rejected(call: Callable, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_invalid_inputs_rejected(call: Callable, result: str) -> None:
+    with pytest.raises(ValueError, match=result):
         call(torch.zeros(1, 4))

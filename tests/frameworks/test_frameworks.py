@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from chats import tokenizer_of
-from small import a_trainer, rows, train
+from small import open_trainer, rows, train
 from tool_chats import TOOL_FAMILIES
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -128,7 +128,7 @@ def test_example_of_a_framework_trains(name: str, tmp_path: Path, monkeypatch: p
         "algorithm=reinforce_plus_plus",
         "num_iterations=2",
     ]
-    with a_trainer(tmp_path, *overrides) as trainer:
+    with open_trainer(tmp_path, *overrides) as trainer:
         collector = trainer.collector
         monkeypatch.setattr(
             collector, "generator", ScriptedGenerator(collector.generator, framework.responses, tokenizer)

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from small import a_trainer, rows, train
+from small import open_trainer, rows, train
 
 from ippo_cli.tasks.programs.endpoint import Endpoint
 from ippo_cli.types import Episode
@@ -84,10 +84,10 @@ class Config(vf.EnvConfig):
 class Debate(vf.Env[Config]):
     async def run(self, task, agents):
         async with agents.yes.interaction(task) as yes, agents.no.interaction(task) as no:
-            said = [(await yes.turn()).last_reply, (await no.turn()).last_reply]
+            replies = [(await yes.turn()).last_reply, (await no.turn()).last_reply]
             for _ in range(2):
-                answers = await asyncio.gather(yes.turn(f"no: {said[1]}"), no.turn(f"yes: {said[0]}"))
-                said = [answer.last_reply for answer in answers]
+                answers = await asyncio.gather(yes.turn(f"no: {replies[1]}"), no.turn(f"yes: {replies[0]}"))
+                replies = [answer.last_reply for answer in answers]
 
     async def finalize(self, task, episode):
         (yes,), (no,) = episode.by_agent["yes"], episode.by_agent["no"]
@@ -154,7 +154,7 @@ def play_episodes(root: Path, overrides: list[str]) -> list[Episode]:
     gc.collect()  # a spawner ends with its last environment
     psutil.wait_procs(find_spawners(), timeout=10)
     assert find_spawners() == []
-    with a_trainer(root, *overrides) as trainer:
+    with open_trainer(root, *overrides) as trainer:
         others = set(folders.iterdir())  # of the trial before training, which ends an episode early
         episodes = trainer.collector.play_episodes(trainer.collector._batch(0), trainer.collector._draws(0))
         (spawner,) = find_spawners()

@@ -433,7 +433,7 @@ def saved(base: FrozenBase, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"rank": 4}, "its rank is 3 and not 4; set rank=3"),
         ({"alpha": 6.0}, "its alpha is 5 and not 6.0; set alpha=5"),
@@ -441,8 +441,8 @@ def saved(base: FrozenBase, tmp_path: Path) -> Path:
         ({"target_modules": ["q_proj"]}, "it does not fit the base .* with these target_modules: it also has"),
     ],
 )
-def test_different_adapter_settings_rejected(base: FrozenBase, saved: Path, change: dict, said: str) -> None:
-    with pytest.raises(PreflightError, match=f"actor.adapter=.*{said}"):
+def test_different_adapter_settings_rejected(base: FrozenBase, saved: Path, change: dict, message: str) -> None:
+    with pytest.raises(PreflightError, match=f"actor.adapter=.*{message}"):
         base.add_adapter(replace(LORA, **change), "actor", 0).load(saved, "actor.adapter")
 
 
@@ -477,15 +477,15 @@ def test_other_adapter_kinds_and_empty_folders_rejected(base: FrozenBase, saved:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"target_modules": ["q_proj", "c_attn"]}, "names c_attn, and .* has no such module; .* q_proj k_proj"),
         ({"target_modules": ["lm_head"]}, "names lm_head, no linear map within"),
         ({"rank": 17}, "actor.rank=17 exceeds the width of .*; use at most 16"),
     ],
 )
-def test_invalid_settings_rejected(base: FrozenBase, change: dict, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_settings_rejected(base: FrozenBase, change: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         base.add_adapter(replace(LORA, **change), "actor", 0)
 
 

@@ -105,17 +105,17 @@ def both_refuse(root: Path, config: Config, overrides: Sequence[str], yaml: str)
 def test_plan_shows_models_phases_and_prompts(tmp_path, capsys) -> None:
     config, _ = small_config(tmp_path, "algorithm.kl.reward.coef=0.1", "actor.warmup_iterations=0")
     show_plan(config)
-    said = capsys.readouterr().out
-    lines = said.splitlines()
+    output = capsys.readouterr().out
+    lines = output.splitlines()
     assert max(map(len, lines)) <= 100
     for label in ("low actor", "low critic", "low reference", "high actor"):
         assert sum(line.startswith(label) for line in lines) == 1, label
-    assert "load " in said
-    assert "rollout " in said
-    assert "targets " in said
-    assert "update " in said
+    assert "load " in output
+    assert "rollout " in output
+    assert "targets " in output
+    assert "update " in output
     assert sum(line.startswith("low prompt") for line in lines) == 2
-    assert "warning" not in said
+    assert "warning" not in output
 
 
 def test_long_prompts_are_rejected_as_in_training(tmp_path) -> None:
@@ -138,17 +138,17 @@ class World:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("'many words'", r"max_prompt_tokens=6 does not allow agent player's prompt of 11 tokens"),
         ("exit(0)", r"world.py:World fails \(.*world.py:4: SystemExit: 0\); fix the error there"),
     ],
 )
-def test_invalid_first_observations_are_rejected(tmp_path, words: str, said: str) -> None:
+def test_invalid_first_observations_are_rejected(tmp_path, words: str, message: str) -> None:
     (tmp_path / "world.py").write_text(LONG.replace("WORDS", words))
     world = ["task=environment", f"task.environment={tmp_path / 'world.py'}:World", "actor.alphabet=printable"]
     config, _ = small_config(tmp_path, *world, "reward=environment", "rollout.max_prompt_tokens=6")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         show_plan(config)
 
 
@@ -232,9 +232,9 @@ def test_cache_limit_does_not_hide_small_models(tmp_path, capsys) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("MiB per rank")
     assert all("0.00" not in line.split()[4:7] for line in lines[1:3])
-    said = " ".join(" ".join(lines).split())
-    assert re.search(r"load \d\.\d\d MiB, rollout 2\.\d\d GiB, targets \d+\.\d+ MiB", said)
-    assert "caches at most 2.00 GiB of earlier turns" in said
+    text = " ".join(" ".join(lines).split())
+    assert re.search(r"load \d\.\d\d MiB, rollout 2\.\d\d GiB, targets \d+\.\d+ MiB", text)
+    assert "caches at most 2.00 GiB of earlier turns" in text
 
 
 def test_plan_counts_prompts(tmp_path) -> None:
@@ -269,9 +269,9 @@ def test_longrope_warns_about_long_rows(tmp_path) -> None:
             ["rollout.max_new_tokens=40"],
         )
     )
-    (said,) = prompt_warnings(long, needs(long)[0]).values()
-    assert "one row of more than 64 tokens" in said
-    assert "rollout.context_limit=64 avoids this" in said
+    (result,) = prompt_warnings(long, needs(long)[0]).values()
+    assert "one row of more than 64 tokens" in result
+    assert "rollout.context_limit=64 avoids this" in result
     assert "longrope" not in prompt_warnings(cut, needs(cut)[0])
     assert prompt_warnings(short, needs(short)[0]) == {}
 
@@ -305,17 +305,17 @@ def test_replays_count_initial_policies_and_cost(tmp_path, capsys) -> None:
         _, memory = needs(config)
         assert [frozen.name for frozen in memory.frozen] == ["low reference", "high reference"]
         show_plan(config)
-        said = " ".join(capsys.readouterr().out.split())
-        assert ("credit difference: 2 x 16 more episodes are scored" in said) == ("difference" in keys[0])
-        assert "2 x 16 episodes are replayed" in said
-        assert ("every 5 iterations" in said) == ("5" in keys[0])
+        output = " ".join(capsys.readouterr().out.split())
+        assert ("credit difference: 2 x 16 more episodes are scored" in output) == ("difference" in keys[0])
+        assert "2 x 16 episodes are replayed" in output
+        assert ("every 5 iterations" in output) == ("5" in keys[0])
     config, _ = small_config(tmp_path, "reward.credit_assignment=counterfactual", "rollout.num_generations=4")
     _, memory = needs(config)
     assert memory.frozen == ()
     show_plan(config)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "2 x 16 more episodes are scored, each for 3 other answers" in said
-    assert "anew" not in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "2 x 16 more episodes are scored, each for 3 other answers" in output
+    assert "anew" not in output
     config, _ = small_config(tmp_path)
     show_plan(config)
     assert "credit " not in capsys.readouterr().out
@@ -398,15 +398,15 @@ def test_remote_devices_are_planned(tmp_path, capsys) -> None:
     show_plan(cluster_config(tmp_path, "deepspeed=zero3"))
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if len(line) > 100 and str(tmp_path) not in line] == []
-    said = " ".join(" ".join(lines).split())
-    assert "ranks 8, each 4 samples per iteration" in said
-    assert "79.0 GiB on a GPU for 1 of 8 ranks, 2000.0 GiB of host memory for 8 of them" in said
+    text = " ".join(" ".join(lines).split())
+    assert "ranks 8, each 4 samples per iteration" in text
+    assert "79.0 GiB on a GPU for 1 of 8 ranks, 2000.0 GiB of host memory for 8 of them" in text
     ways = [line.split() for line in lines if "deepspeed=zero" in line]
     assert [line for line in ways if line[0] == "*"] == [ways[3]]
     assert ways[3][1] == "deepspeed=zero3"
     assert " ".join(ways[0]).endswith("none none")
     assert ways[3][-1].isdigit()
-    assert "are free" not in said, "nothing is known of a disk there"
+    assert "are free" not in text, "nothing is known of a disk there"
 
 
 def test_too_small_cluster_is_rejected_after_the_table(tmp_path, capsys) -> None:
@@ -429,14 +429,14 @@ def test_reported_micro_batch_fits_and_double_does_not(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         (["mode=plan", "plan.devices=8"], "plan.devices=8 must be set together with the other keys of plan"),
         (["plan=h100"], "plan.devices=8 has an effect with mode=plan only; add mode=plan"),
         (["mode=plan", "plan=h100", "plan.memory_gib=0"], "plan.memory_gib=0.0 is out of range"),
     ],
 )
-def test_incomplete_or_unused_plan_keys_are_rejected(tmp_path, keys: list[str], said: str) -> None:
+def test_incomplete_or_unused_plan_keys_are_rejected(tmp_path, keys: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         small_config(tmp_path, *keys)
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)

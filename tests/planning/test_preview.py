@@ -71,9 +71,9 @@ def test_long_dialogue_shows_first_turns(capsys) -> None:
     shown = preview_episode(*prepare_task(*TALK, "task.num_turns=5")[1:])
     assert (len(shown.turns), shown.remaining_turns) == (6, 4)
     show_conversation(shown)
-    said = capsys.readouterr().out
-    assert "... 4 more turns" in said
-    assert max(map(len, said.splitlines())) <= 100
+    output = capsys.readouterr().out
+    assert "... 4 more turns" in output
+    assert max(map(len, output.splitlines())) <= 100
 
 
 def test_environment_with_known_actions_is_played() -> None:
@@ -90,8 +90,8 @@ def test_environment_without_actions_uses_placeholders(tmp_path, monkeypatch) ->
     monkeypatch.chdir(tmp_path)
     _, task, formats = own_world()
     shown = preview_episode(task, formats)
-    said = "(answer of player)"
-    assert [(turn.prompt, turn.action) for turn in shown.turns] == [("a digit?\n", said), ("no 1\n", said)]
+    result = "(answer of player)"
+    assert [(turn.prompt, turn.action) for turn in shown.turns] == [("a digit?\n", result), ("no 1\n", result)]
     assert shown.ending == "terminated"
 
 
@@ -100,9 +100,9 @@ def test_environment_that_fails_on_placeholder_warns(tmp_path, monkeypatch) -> N
     config, task, formats = own_world("int(action)")
     shown = preview_episode(task, formats)
     assert (len(shown.turns), shown.ending) == (1, "fails here with placeholders as responses")
-    said = startup_warnings(config, compute_batch_sizes(config, 1, len(task.train)), task)["dry_run"]
-    assert "'(answer of player)'" in said
-    assert "my_env.py:9: ValueError: invalid literal for int() with base 10" in said
+    result = startup_warnings(config, compute_batch_sizes(config, 1, len(task.train)), task)["dry_run"]
+    assert "'(answer of player)'" in result
+    assert "my_env.py:9: ValueError: invalid literal for int() with base 10" in result
     config, task, _ = own_world("int(action)", "def actions(self): return ['1', '2']")
     assert "dry_run" not in startup_warnings(config, compute_batch_sizes(config, 1, 9), task)
 
@@ -114,7 +114,7 @@ def test_end_of_preview_is_shown(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "actions", "said"),
+    ("step", "actions", "message"),
     [
         ("raise KeyError('moves')", "def actions(self): return ['1', '2']", "my_env.py:9: KeyError: 'moves'"),
         (
@@ -125,10 +125,10 @@ def test_end_of_preview_is_shown(tmp_path, monkeypatch) -> None:
         ("", "def actions(self): return {}['x']", "KeyError: 'x'"),
     ],
 )
-def test_always_failing_environment_is_rejected(step: str, actions: str, said: str, tmp_path, monkeypatch) -> None:
+def test_always_failing_environment_is_rejected(step: str, actions: str, message: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        ConfigError, match=f"^task.environment=\\S*my_env.py:make fails .*{said}.*; fix the error there"
+        ConfigError, match=f"^task.environment=\\S*my_env.py:make fails .*{message}.*; fix the error there"
     ):
         own_world(step, actions)
 
@@ -155,8 +155,8 @@ def test_single_turn_length_uses_longest_first_prompt() -> None:
         "high": EpisodeLength(turns=1, sequence_tokens=12, row_tokens=12, first_turn_tokens=17),
     }
     assert length_warnings(config, lengths, {"low": 26, "high": 17}) == {}
-    (said,) = length_warnings(config, lengths, {"low": 1000, "high": 12}).values()
-    assert said.startswith("high: prompts of up to 7 tokens and rollout.max_new_tokens=10 exceed its context of 12")
+    (result,) = length_warnings(config, lengths, {"low": 1000, "high": 12}).values()
+    assert result.startswith("high: prompts of up to 7 tokens and rollout.max_new_tokens=10 exceed its context of 12")
 
 
 @pytest.mark.parametrize(("turns", "row"), [(4, 4 * 20), (20, 20 * 20)])

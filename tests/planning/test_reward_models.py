@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "rewards"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "examples"))
 
-from servers import Said, serving
+from servers import ServerAnswer, serving
 from small import final_weights, new_run, rows
 from small_model import make
 
@@ -35,12 +35,12 @@ def reward_model(folder: Path) -> Path:
 def test_run_with_external_rewards_resumes_exactly(tmp_path: Path) -> None:
     judged = 0
 
-    def answer(body: Any, number: int) -> Said:
+    def answer(body: Any, number: int) -> ServerAnswer:
         nonlocal judged
         if "rows" in body:
-            return Said({"rows": [len(row["responses"]["low"]) for row in body["rows"]]})
+            return ServerAnswer({"rows": [len(row["responses"]["low"]) for row in body["rows"]]})
         judged += 1
-        return Said({"choices": [{"message": {"content": f"Score: {number % 10 + 1}"}}]})
+        return ServerAnswer({"choices": [{"message": {"content": f"Score: {number % 10 + 1}"}}]})
 
     with serving(answer) as server:
         judge = f"{{kind: judge, url: '{server.url}/v1', model: large}}"

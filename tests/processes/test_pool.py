@@ -152,8 +152,8 @@ def test_processes_end_on_close_and_with_parent(make: Make, file: Path) -> None:
         print(processes.call([(("child", 1), {{}})])[0], flush=True)
         os._exit(1)
     """
-    said = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
-    child = int(said.stdout)
+    output = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    child = int(output.stdout)
     assert ends(child)
 
 

@@ -68,8 +68,8 @@ def test_ten_megabytes_are_truncated_fast() -> None:
 
 
 def rows(prompt: str, response: str) -> list[dict[str, object]]:
-    said = {"prompt": prompt, "response": response, "score": 0.5}
-    return [{"mode": "train", "index": 0, "agents": {"low": said, "high": said}}]
+    result = {"prompt": prompt, "response": response, "score": 0.5}
+    return [{"mode": "train", "index": 0, "agents": {"low": result, "high": result}}]
 
 
 @pytest.mark.parametrize("style", [Style.plain, Style.rich])
@@ -156,9 +156,9 @@ def test_many_agents_show_mean_and_worst(capsys: pytest.CaptureFixture[str]) -> 
 def test_shared_policy_metrics_are_shown_for_each_agent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told = {key: value for key, value in crowd(["low", "high"]).items() if "/policy/" not in key}
+    result = {key: value for key, value in crowd(["low", "high"]).items() if "/policy/" not in key}
     shared = {"shared/policy/entropy": 0.5, "shared/policy/approx_kl": 0.25}
-    Console(Style.plain, ["low", "high"], {"low": "shared", "high": "shared"}).show_iteration(told | shared, 60)
+    Console(Style.plain, ["low", "high"], {"low": "shared", "high": "shared"}).show_iteration(result | shared, 60)
     assert "  entropy 0.500/0.500  approx_kl 0.250/0.250  " in capsys.readouterr().out
 
 
@@ -227,8 +227,8 @@ def test_unencodable_characters_are_escaped() -> None:
     code = """
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.reporting.console import Console, series_by_metric
-said = {"prompt": "naïve 中文", "response": "🙂", "score": 0.5}
-Console(Style.plain, ["low"]).show_samples([{"mode": "train", "index": 0, "agents": {"low": said}}])
+sample = {"prompt": "naïve 中文", "response": "🙂", "score": 0.5}
+Console(Style.plain, ["low"]).show_samples([{"mode": "train", "index": 0, "agents": {"low": sample}}])
 """
     ours = os.environ | {"PYTHONPATH": str(Path(ippo_cli.__file__).parents[1]), "PYTHONIOENCODING": "ascii"}
     run = subprocess.run([sys.executable, "-c", code], env=ours, capture_output=True, text=True)
@@ -357,9 +357,9 @@ def test_non_finite_numbers_do_not_break_display(capsys: pytest.CaptureFixture[s
         with Console(style, ["low", "high"]) as console:
             console.show_iteration(row(1, **{"low/score/mean": float("nan"), "high/score/mean": float("inf")}), 3)
             console.show_iteration(row(2), 3)
-    said = capsys.readouterr().out
-    assert "score -/inf  entropy" in said
-    assert "nan" not in said
+    output = capsys.readouterr().out
+    assert "score -/inf  entropy" in output
+    assert "nan" not in output
 
 
 def test_sparkline_is_scaled_to_range() -> None:

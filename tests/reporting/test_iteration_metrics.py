@@ -157,8 +157,8 @@ def test_agent_without_turns_has_nan_metrics() -> None:
     found = rollout_metrics(rollout, scores, targets, kl_coef=0.25) | greedy_metrics(rollout, scores)
     found |= target_metrics(rollout, targets, has_values=True)
     found |= turn_metrics([episode() for _ in range(3)], "low", rollout)
-    told = {name: value for name, value in found.items() if not math.isnan(value)}
-    assert told == {
+    result = {name: value for name, value in found.items() if not math.isnan(value)}
+    assert result == {
         "rollout/response_length": 0.0,
         "score/failed_fraction": 0.0,
         "kl/reward_coef": 0.25,
@@ -260,29 +260,29 @@ def test_explained_variance_is_nan_for_equal_returns(score: float, length: int, 
     values, rewards, mask = 0.5 + torch.randn(64, length) / 10, torch.zeros(64, length), torch.ones(64, length).bool()
     rewards[:, -1] = score
 
-    def told(gamma: float = 1.0) -> float:
+    def variance_of(gamma: float = 1.0) -> float:
         _, returns = gae(rewards, values, mask, gamma=gamma, gae_lambda=gae_lambda)
         return explained_variance(targets_of(values, returns, rewards), gamma)
 
-    assert math.isnan(told())
+    assert math.isnan(variance_of())
     if score and length > 1:
-        assert math.isfinite(told(gamma=0.9)), "later rewards are worth less"
+        assert math.isfinite(variance_of(gamma=0.9)), "later rewards are worth less"
     rewards[::2, -1] += 0.01
-    assert math.isfinite(told()), "a hundredth is more than rounding"
+    assert math.isfinite(variance_of()), "a hundredth is more than rounding"
 
 
 def test_credit_metrics_use_rows_with_known_credit() -> None:
     rollout, scores, targets = buffer()
     credit = torch.tensor([[0.5, -0.5], [math.nan, math.nan], [2.0, 1.0]])
     found = rollout_metrics(rollout, replace(scores, credit={"difference": credit}), targets, kl_coef=None)
-    told = {name: value for name, value in found.items() if "credit/" in name}
-    assert told == {
+    result = {name: value for name, value in found.items() if "credit/" in name}
+    assert result == {
         "credit/difference/mean": 1.5,
         "credit/difference/std": pytest.approx(4.5**0.5),
         "credit/difference/zero_fraction": 0.5,
         "credit/difference/unknown_fraction": pytest.approx(1 / 3),
     }
-    assert all(is_documented(f"low/{name}") for name in told)
+    assert all(is_documented(f"low/{name}") for name in result)
     silent = replace(rollout, response_mask=MASK & torch.tensor([[1], [0], [1]]).bool())
     found = rollout_metrics(silent, replace(scores, credit={"difference": credit}), targets, kl_coef=None)
     assert found["credit/difference/unknown_fraction"] == 0.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer, experience_of, rows, train
+from small import experience_of, open_trainer, rows, train
 from spoken import episode
 
 from ippo_cli.reporting.metrics import is_documented
@@ -117,7 +117,7 @@ def test_turn_means_match_hand_computation() -> None:
 
 
 def test_turns_of_a_run_sum_to_its_rows(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *DIALOGUE) as trainer:
+    with open_trainer(tmp_path, *DIALOGUE) as trainer:
         team = trainer.state.team
         experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.compute_targets(team, experience)

@@ -26,12 +26,12 @@ def test_wall_seconds_include_earlier_processes(tmp_path: Path, tracker) -> None
     run = RunLog(tmp_path, tracker, RunState())
     run.state.wall_seconds = 100.0  # value in a checkpoint
     run.log_row({"iteration": 3})
-    said = json.loads((tmp_path / "run.json").read_text())
-    assert 100.0 <= said["wall_seconds"] < 110.0
-    assert said["iterations"] == 3
+    output = json.loads((tmp_path / "run.json").read_text())
+    assert 100.0 <= output["wall_seconds"] < 110.0
+    assert output["iterations"] == 3
     again = RunLog(tmp_path, tracker, read_previous_state(tmp_path))
     again.finish("done")
-    assert json.loads((tmp_path / "run.json").read_text())["wall_seconds"] >= said["wall_seconds"]
+    assert json.loads((tmp_path / "run.json").read_text())["wall_seconds"] >= output["wall_seconds"]
 
 
 def test_resumed_run_keeps_its_state_until_checkpoint(tmp_path: Path, tracker) -> None:
@@ -76,9 +76,9 @@ def test_full_disk_keeps_pending_rows(small_disk: Path, tracker, capsys: pytest.
         run.log_samples(f"train_{iteration}", [{"text": "a"}])
         assert run.durable_metrics_bytes() is None
         assert (small_disk / "metrics.jsonl").stat().st_size == before, "not half a row"
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split(" cannot")[0].rsplit("/", 2)[-1] for line in said if "metrics" in line] == ["metrics.jsonl"]
-    assert all(line.startswith("warning: ") and "No space left on device" in line for line in said)
+    output = capsys.readouterr().out.splitlines()
+    assert [line.split(" cannot")[0].rsplit("/", 2)[-1] for line in output if "metrics" in line] == ["metrics.jsonl"]
+    assert all(line.startswith("warning: ") and "No space left on device" in line for line in output)
     assert not [path for path in small_disk.rglob("*") if path.name.endswith(".tmp")]
     filler.unlink()
     run.log_row({"iteration": 4})
@@ -92,8 +92,8 @@ def test_failed_state_is_written_on_full_disk(error: str, small_disk: Path, trac
     run = RunLog(small_disk, tracker, RunState())
     fill(small_disk)
     run.finish("failed", error)
-    said = json.loads((small_disk / "run.json").read_text())
-    assert (said["state"], said["error"]) == ("failed", error if len(error) < 100 else None)
+    output = json.loads((small_disk / "run.json").read_text())
+    assert (output["state"], output["error"]) == ("failed", error if len(error) < 100 else None)
 
 
 def test_run_is_done_only_after_rows_are_written(small_disk: Path, tracker) -> None:
@@ -115,9 +115,9 @@ def test_failed_curves_do_not_lose_rows(
     filler = fill(small_disk)
     for iteration in range(2, 200):
         run.log_row({"iteration": iteration, "time/iteration": 1.0})
-    said = capsys.readouterr()
-    assert said.out.count("tb/ cannot be written (No space left on device") == 1
-    assert said.err == ""
+    output = capsys.readouterr()
+    assert output.out.count("tb/ cannot be written (No space left on device") == 1
+    assert output.err == ""
     monkeypatch.setattr(tensorboard_files, "MIN_FREE_BYTES", 1 << 14)
     filler.unlink()
     run.log_row({"iteration": 200, "time/iteration": 1.0})

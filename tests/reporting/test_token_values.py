@@ -44,7 +44,7 @@ def test_incomplete_characters_do_not_hide_later_text() -> None:
     assert token_texts(tokenizer, broken) == ["\ufffd"]
 
 
-def said(*words: str, **changes: object) -> Episode:
+def make_episode(*words: str, **changes: object) -> Episode:
     """An episode in which `low` writes one text per turn, with log-probabilities -1, -2, ..."""
     tokenizer, started = character_tokenizer("abc"), episode(*[("low", step, word) for step, word in enumerate(words)])
     turns = []
@@ -67,7 +67,7 @@ def test_numbers_belong_to_their_turn() -> None:
         "advantage": numbers.where(numbers != 6, math.nan),
         "trained": turn == 0,
     }
-    [turns] = tokens_by_turn([said("ab", "c")], "low", character_tokenizer("abc"), 256, turn, columns)
+    [turns] = tokens_by_turn([make_episode("ab", "c")], "low", character_tokenizer("abc"), 256, turn, columns)
     assert turns == [
         {
             "text": ["a", "b", "<eos>"],
@@ -83,7 +83,7 @@ def test_numbers_belong_to_their_turn() -> None:
             "trained": [0, 0],
         },
     ]
-    [short] = tokens_by_turn([said("ab", "c")], "low", character_tokenizer("abc"), 2, turn, columns)
+    [short] = tokens_by_turn([make_episode("ab", "c")], "low", character_tokenizer("abc"), 2, turn, columns)
     assert [turn["text"] for turn in short] == [["a", "b"], ["c", "<eos>"]]
     assert short[0]["value"] == [0.0, 0.3333]
 
@@ -91,7 +91,7 @@ def test_numbers_belong_to_their_turn() -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_untrained_turns_have_log_probabilities_only(frozen: bool) -> None:
     columns = {"logprob": torch.zeros(1, 3), "behavior_logprob": torch.zeros(1, 3), "trained": torch.ones(1, 3)}
-    others = said("ab", partners=frozenset() if frozen else frozenset({"low"}))
+    others = make_episode("ab", partners=frozenset() if frozen else frozenset({"low"}))
     given = (None, None) if frozen else (torch.full((1, 3), -1), columns)
     [turns] = tokens_by_turn([others], "low", character_tokenizer("abc"), 256, *given)
     assert turns == [{"text": ["a", "b", "<eos>"], "logprob": [-1.0, -2.0, -3.0], "trained": [0, 0, 0]}]

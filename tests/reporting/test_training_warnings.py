@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import a_trainer, train
+from small import open_trainer, train
 
 from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.schema import Config
@@ -34,12 +34,12 @@ def config() -> Config:
     return build_config(resolve_config(compose_node(["critic.mini_batch_size=128", "algorithm.value_clip_range=0.2"])))
 
 
-def told(rows: list[Row], config: Config) -> dict[str, str]:
+def collect_warnings(rows: list[Row], config: Config) -> dict[str, str]:
     """All warnings, with rows added one by one."""
-    said: dict[str, str] = {}
+    result: dict[str, str] = {}
     for done in range(1, len(rows) + 1):
-        said = training_warnings(rows[:done][-WINDOW:], config) | said
-    return said
+        result = training_warnings(rows[:done][-WINDOW:], config) | result
+    return result
 
 
 def changed(rows: list[Row], change: Callable[[int], dict[str, float]], agent: str = "low") -> list[Row]:
@@ -48,21 +48,21 @@ def changed(rows: list[Row], change: Callable[[int], dict[str, float]], agent: s
 
 def test_no_warning_for_a_run_that_learns(config: Config) -> None:
     assert len(recorded()) == 110
-    assert told(recorded(), config) == {}
+    assert collect_warnings(recorded(), config) == {}
     for start in (10, 49, 60):  # resumed, with and without the rows before
-        assert told(recorded()[start:], config) == {}
+        assert collect_warnings(recorded()[start:], config) == {}
 
 
 def test_finished_row_does_not_count_as_full_context(config: Config) -> None:
     cut = changed(recorded(), lambda _: {"rollout/truncated_fraction": 0.992, "rollout/response_length": 7.95})
-    assert "was truncated at rollout.max_new_tokens=8" in told(cut[:1], config)["truncated"]
+    assert "was truncated at rollout.max_new_tokens=8" in collect_warnings(cut[:1], config)["truncated"]
 
 
 def test_value_error_accounts_for_huber_loss(config: Config) -> None:
-    for delta, loss, said in ((10.0, 950.0, "off by 1e+02"), (10.0, 11.0, "off by 4.7"), (0.1, 0.4, "off by 4")):
+    for delta, loss, expected in ((10.0, 950.0, "off by 1e+02"), (10.0, 11.0, "off by 4.7"), (0.1, 0.4, "off by 4")):
         huber = replace(config, algorithm=replace(config.algorithm, huber_delta=delta))
-        found = told(changed(recorded(), lambda _, loss=loss: {"value/loss": loss})[:3], huber)
-        assert said in found["far_values"]
+        found = collect_warnings(changed(recorded(), lambda _, loss=loss: {"value/loss": loss})[:3], huber)
+        assert expected in found["far_values"]
 
 
 def test_environment_truncation_does_not_warn() -> None:
@@ -162,8 +162,8 @@ def test_rule_warns_as_soon_as_its_fault_shows(case: str, config: Config) -> Non
     if rule == "empty_parts":
         rows = changed(rows, change, "high")
     rows = changed(rows, change)
-    assert told(rows[: when - 1], config) == {}
-    found = told(rows[:when], config)
+    assert collect_warnings(rows[: when - 1], config) == {}
+    found = collect_warnings(rows[:when], config)
     assert list(found) == [rule]
     assert words in found[rule]
     assert text_width(f"warning: {found[rule]}") <= 160
@@ -172,11 +172,11 @@ def test_rule_warns_as_soon_as_its_fault_shows(case: str, config: Config) -> Non
 def test_rows_without_values_are_ignored(config: Config) -> None:
     """An agent that does not act in every buffer, and a critic whose agents sometimes have equal scores."""
     gaps = changed(recorded(), lambda n: {"score/mean": math.nan, "score/std": math.nan} if n % 7 == 0 else {})
-    assert told(gaps, config) == {}
+    assert collect_warnings(gaps, config) == {}
     worse = changed(gaps, lambda n: {"score/mean": 0.5 - 0.002 * n} if n % 7 else {})
-    assert list(told(worse[:50], config)) == ["no_progress"]
+    assert list(collect_warnings(worse[:50], config)) == ["no_progress"]
     unexplained = changed(recorded(), lambda n: {"value/explained_variance": math.nan if n % 7 == 0 else -0.5})
-    assert "nan" not in told(unexplained, config)["explained_variance"]
+    assert "nan" not in collect_warnings(unexplained, config)["explained_variance"]
 
 
 def test_last_only_context_overflow_recommends_longer_prompts() -> None:
@@ -212,13 +212,13 @@ def test_every_rule_is_tested() -> None:
     ],
 )
 def test_normal_runs_do_not_warn(change: Callable[[int], dict[str, float]], config: Config) -> None:
-    assert told(changed(changed(recorded(), change), change, "high"), config) == {}
+    assert collect_warnings(changed(changed(recorded(), change), change, "high"), config) == {}
 
 
 def test_turn_values_may_explain_nothing_but_not_be_negative() -> None:
     turns = build_config(resolve_config(compose_node(["algorithm=comlrl_iac"])))
-    assert told(changed(recorded(), lambda _: {"value/explained_variance": 0.0}), turns) == {}
-    assert list(told(changed(recorded(), lambda _: {"value/explained_variance": -0.5}), turns)) == [
+    assert collect_warnings(changed(recorded(), lambda _: {"value/explained_variance": 0.0}), turns) == {}
+    assert list(collect_warnings(changed(recorded(), lambda _: {"value/explained_variance": -0.5}), turns)) == [
         "explained_variance"
     ]
 
@@ -229,7 +229,7 @@ def test_probe_with_fixed_length_does_not_warn() -> None:
         {key.replace("low/", "first/").replace("high/", "second/"): value for key, value in row.items()}
         for row in changed(recorded(), lambda _: {"rollout/truncated_fraction": 1.0})
     ]
-    assert told(rows, probe) == {}
+    assert collect_warnings(rows, probe) == {}
 
 
 def warnings(folder: Path) -> dict[str, Any]:
@@ -243,18 +243,18 @@ def test_warning_is_printed_once_also_after_resume(tmp_path: Path, capsys: pytes
 
     cutting = ("rollout.max_new_tokens=1", "task.length=2", "num_iterations=2", "evaluation.every=0")
     folder = train(tmp_path, *cutting, "algorithm.critic_warmup=2")
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert [line for line in said if "algorithm.critic_warmup=2 covers all iterations (2)" in line] == said[:1]
-    assert sum("was truncated at rollout.max_new_tokens=1" in line for line in said) == 1
-    assert [f"warning: {text}" for text in warnings(folder).values()] == said
+    output = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert [line for line in output if "algorithm.critic_warmup=2 covers all iterations (2)" in line] == output[:1]
+    assert sum("was truncated at rollout.max_new_tokens=1" in line for line in output) == 1
+    assert [f"warning: {text}" for text in warnings(folder).values()] == output
     config, _ = small_config(tmp_path, *cutting, "algorithm.critic_warmup=2", "num_iterations=4")
     run_training(config, folder, resumed=True)
     assert "warning: " not in capsys.readouterr().out
-    assert [f"warning: {text}" for text in warnings(folder).values()] == said
+    assert [f"warning: {text}" for text in warnings(folder).values()] == output
 
 
 def test_resumed_run_uses_earlier_iterations(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, "num_iterations=2", "evaluation.every=0") as trainer:
+    with open_trainer(tmp_path, "num_iterations=2", "evaluation.every=0") as trainer:
         assert list(trainer.recent_rows) == []
         trainer.train()
         assert [row["iteration"] for row in trainer.recent_rows] == [1, 2]

@@ -104,7 +104,7 @@ def main() -> dict[str, Any]:
     try:
         check_failure_budget(failed, failure, settings(failure_budget=0.4))
     except RewardError as error:
-        found["told"] = str(error)
+        found["error"] = str(error)
     found["within"] = check_failure_budget(failed, failure, settings(failure_budget=0.5))
     numbers = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 100.0]][RANK])
     keep = torch.tensor([[True, True, True], [True, True, False]][RANK])
@@ -117,7 +117,7 @@ def main() -> dict[str, Any]:
     by_turn = score(EnvironmentReward(["low"]), uneven(), settings(), {"low": ScoreMoments()})
     low = by_turn.scores["low"]
     found["by turn"], found["by turn valid"] = low.score.tolist(), low.valid.tolist()
-    found["by turn failed"], found["by turn told"] = low.failed.tolist(), by_turn.failure
+    found["by turn failed"], found["by turn error"] = low.failed.tolist(), by_turn.failure
     found["counterfactual"] = divided_prompts()
     found["mix"] = mixed_of(lambda rows: [[1.0, 2.0, 3.0], [4.0, 5.0, math.nan]][RANK], rows)
     found["mix of one rank"] = mixed_of(lambda rows: [[1.0, 2.0, 3.0], [math.nan] * 3][RANK], rows)
@@ -148,9 +148,9 @@ def ones(episodes: Any) -> Reward:
 
 def divided_prompts() -> list[float]:
     """Credit of `low` for this rank's episodes of two prompts with three each: rank 0 has four, rank 1 two."""
-    said = [("a", "x"), ("b", "y"), ("c", "x"), ("a", "y"), ("c", "x"), ("c", "y")]
+    result = [("a", "x"), ("b", "y"), ("c", "x"), ("a", "y"), ("c", "x"), ("c", "y")]
     rows = {0: range(4), 1: range(4, 6)}[RANK]
-    episodes = [replace(episode(*zip(AGENTS, (0, 0), said[row], strict=True)), index=row) for row in rows]
+    episodes = [replace(episode(*zip(AGENTS, (0, 0), result[row], strict=True)), index=row) for row in rows]
     answers = gather_answers(episodes, 3)
     baseline = recombined_baseline(worth, episodes, answers, 3, "low", dict.fromkeys(AGENTS, settings()), settings())
     own = compute_raw_scores(worth, episodes, dict.fromkeys(AGENTS, settings()), ["low"], settings())
@@ -159,8 +159,8 @@ def divided_prompts() -> list[float]:
 
 def worth(episodes: Sequence[Episode]) -> Reward:
     """1 for `a` with `x`, 6 for `b` with `y`, else 0."""
-    said = ["".join(turn.completion.text for turn in one.turns) for one in episodes]
-    return Reward(team=[{"ax": 1.0, "by": 6.0}.get(text, 0.0) for text in said])
+    message = ["".join(turn.completion.text for turn in one.turns) for one in episodes]
+    return Reward(team=[{"ax": 1.0, "by": 6.0}.get(text, 0.0) for text in message])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass
-class Said:
+class ServerAnswer:
     """A response: `body` is sent as JSON, or unchanged if it is bytes."""
 
     body: Any = None
@@ -33,7 +33,7 @@ class Served:
 
 
 @contextmanager
-def serving(answer: Callable[[Any, int], Said]) -> Iterator[Served]:
+def serving(answer: Callable[[Any, int], ServerAnswer]) -> Iterator[Served]:
     """Run a server that responds with `answer(body, number of the request)`."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -47,12 +47,12 @@ def serving(answer: Callable[[Any, int], Said]) -> Iterator[Served]:
                 number = len(served.bodies) - 1
                 served._open += 1
                 served.at_once = max(served.at_once, served._open)
-            said = answer(body, number)
+            result = answer(body, number)
             with served._lock:
                 served._open -= 1
-            content = said.body if isinstance(said.body, bytes) else json.dumps(said.body).encode()
-            self.send_response(said.status)
-            for name, value in {"Content-Length": str(len(content)), **said.headers}.items():
+            content = result.body if isinstance(result.body, bytes) else json.dumps(result.body).encode()
+            self.send_response(result.status)
+            for name, value in {"Content-Length": str(len(content)), **result.headers}.items():
                 self.send_header(name, value)
             self.end_headers()
             try:

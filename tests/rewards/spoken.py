@@ -35,12 +35,12 @@ def episode(*turns: tuple[Any, ...], **changes: Any) -> Episode:
 def spoken_once(examples: Sequence[Any], texts: Mapping[str, Sequence[str]]) -> list[Episode]:
     """One episode per example in which every agent has one turn at step 0."""
     return [
-        episode(*((name, 0, said[row]) for name, said in texts.items()), example=example, index=row)
+        episode(*((name, 0, expected[row]) for name, expected in texts.items()), example=example, index=row)
         for row, example in enumerate(examples)
     ]
 
 
 def _turn(agent: str, step: int, text: str, observation: str = "", finished: bool = True, tokens: int = 0) -> Turn:
     none = torch.zeros(tokens)
-    said = Completion(ids=none.long(), logprobs=none, behavior_logprobs=none, text=text, finished=finished)
-    return Turn(agent=agent, step=step, observation=observation, prompt=[], completion=said)
+    result = Completion(ids=none.long(), logprobs=none, behavior_logprobs=none, text=text, finished=finished)
+    return Turn(agent=agent, step=step, observation=observation, prompt=[], completion=result)

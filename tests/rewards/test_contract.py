@@ -41,7 +41,7 @@ def test_none_becomes_nan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reward", "said"),
+    ("reward", "message"),
     [
         (Reward(), "must return 'team', 'agent', 'team_by_step' or 'agent_by_turn' numbers; it returned none of them"),
         (
@@ -64,8 +64,8 @@ def test_none_becomes_nan() -> None:
         (Reward(team=[1, 2], parts={"": [1, 2]}), r"parts\[\] is used in metric names"),
     ],
 )
-def test_contract_violations(reward: Reward, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_contract_violations(reward: Reward, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         validate_reward(reward, AGENTS, TWO)
 
 
@@ -96,7 +96,7 @@ def test_numbers_by_turn_and_by_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reward", "said"),
+    ("reward", "message"),
     [
         (Reward(team_by_step=[[0, 0, 0]]), "'team_by_step' must have one entry for each of the 2 rows, not 1"),
         (
@@ -122,6 +122,6 @@ def test_numbers_by_turn_and_by_step() -> None:
         ),
     ],
 )
-def test_nested_contract_violations(reward: Reward, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_nested_contract_violations(reward: Reward, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         validate_reward(reward, AGENTS, TALK)

@@ -35,8 +35,8 @@ GAME = {"aa": 4.0, "ab": 0.0, "ba": 1.0, "bb": 2.0}
 
 def game(episodes: Sequence[Episode]) -> Reward:
     """The team's reward from the table of both answers."""
-    said = ["".join(turn.completion.text for turn in one.turns) for one in episodes]
-    return Reward(team=[GAME[text] for text in said])
+    message = ["".join(turn.completion.text for turn in one.turns) for one in episodes]
+    return Reward(team=[GAME[text] for text in message])
 
 
 def rider(episodes: Sequence[Episode]) -> Reward:
@@ -116,8 +116,8 @@ def test_recombined_baseline_matches_reference(settings: Make) -> None:
         episodes = spoken_once(examples, texts)
         paid = {}
 
-        def worth(prompt: int, *said: str, paid: dict[Any, float] = paid) -> float:
-            return paid.setdefault((prompt, *said), source.uniform(-1, 1))
+        def worth(prompt: int, *result: str, paid: dict[Any, float] = paid) -> float:
+            return paid.setdefault((prompt, *result), source.uniform(-1, 1))
 
         def reward(episodes: Sequence[Episode], worth: Any = worth) -> Reward:
             return Reward(
@@ -134,9 +134,9 @@ def test_recombined_baseline_matches_reference(settings: Make) -> None:
                 first = row - row % generations
                 others = []
                 for other in set(range(first, first + generations)) - {row}:
-                    said = [texts[agent][row] for agent in agents]
-                    said[place] = texts[name][other]
-                    others.append(worth(row // generations, *said))
+                    actual = [texts[agent][row] for agent in agents]
+                    actual[place] = texts[name][other]
+                    others.append(worth(row // generations, *actual))
                 expected.append(fmean(others))
             assert baseline.numbers[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
             assert baseline.known.all()
@@ -291,12 +291,14 @@ def test_distinct_answers_by_tokens_and_ending(settings: Make) -> None:
         counts.append(len(episodes))
         return Reward(team=[0.0] * len(episodes))
 
-    def said(ids: list[int], finished: bool) -> Completion:
+    def make_completion(ids: list[int], finished: bool) -> Completion:
         none = torch.zeros(len(ids))
         return Completion(ids=torch.tensor(ids), logprobs=none, behavior_logprobs=none, text="a", finished=finished)
 
     episodes = played("aaa", "aaa")
-    for row, completion in enumerate((said([1], True), said([2], True), said([2], False))):
+    for row, completion in enumerate(
+        (make_completion([1], True), make_completion([2], True), make_completion([2], False))
+    ):
         episodes[row] = replace_answer(episodes[row], "row", (completion, not completion.finished))
     recombined_baseline(
         reward, episodes, gather_answers(episodes, 3), 3, "row", dict.fromkeys(AGENTS, settings()), settings()

@@ -193,7 +193,7 @@ def plain(example, responses):
         return {"team": 2.0, "agent": {"solo": 0.5}, "parts": {"long": len(responses["solo"])}}
     return example["n"]
 
-def told(example, responses, episode):
+def describe(example, responses, episode):
     return {"agent_by_turn": {"solo": [float(len(turn.completion.text)) for turn in episode.of("solo")]}}
 
 async def waiting(example, responses):
@@ -248,7 +248,7 @@ def test_per_sample_function(own: Any) -> None:
 
 @pytest.mark.parametrize("process", [False, True])
 def test_per_sample_function_with_episode(process: bool, own: Any) -> None:
-    function = own("told", per_sample=True, process=process)
+    function = own("describe", per_sample=True, process=process)
     talk = [episode(("solo", 0, "a"), ("solo", 1, "bbb")), episode(("solo", 0, "cc"))]
     found = ResponseRewardAdapter(function, ["solo"], with_episodes=function.with_episodes)(talk)
     assert found.agent_by_turn == {"solo": [[1.0, 3.0], [2.0]]}

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "examples"))
 
 import reward_server
-from servers import Said, serving
+from servers import ServerAnswer, serving
 from spoken import episode, spoken_once
 
 from ippo_cli.compose.load import load_config
@@ -60,14 +60,16 @@ def composed(keys: tuple[str, ...]) -> Config:
     return load_config(["task=sorting", "reward=http", "reward.url=http://set/below", *keys])
 
 
-def ones(body: Any, _: int) -> Said:
-    return Said({"rows": [1.0] * len(body["rows"])})
+def ones(body: Any, _: int) -> ServerAnswer:
+    return ServerAnswer({"rows": [1.0] * len(body["rows"])})
 
 
 def test_request_and_response_format() -> None:
-    def answer(body: Any, _: int) -> Said:
+    def answer(body: Any, _: int) -> ServerAnswer:
         rows = [float(row["example"]["letters"]) for row in body["rows"]]
-        return Said({"rows": [{"team": n, "agent": {"low": n, "high": -n}, "parts": {"score": n}} for n in rows]})
+        return ServerAnswer(
+            {"rows": [{"team": n, "agent": {"low": n, "high": -n}, "parts": {"score": n}} for n in rows]}
+        )
 
     talk = [episode(("low", 0, "x", "first"), ("low", 1, "y", "then"), example={"letters": "7"})]
     with serving(answer) as server:
@@ -93,15 +95,17 @@ def test_request_and_response_format() -> None:
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_transient_failures_are_retried(status: int) -> None:
-    with serving(lambda body, number: ones(body, 0) if number == 2 else Said({}, status)) as server:
+    with serving(lambda body, number: ones(body, 0) if number == 2 else ServerAnswer({}, status)) as server:
         assert asked(server.url).team == [1.0] * 6
     assert len(server.bodies) == 3
 
 
 def test_rejected_batch_is_sent_row_by_row() -> None:
-    def answer(body: Any, _: int) -> Said:
+    def answer(body: Any, _: int) -> ServerAnswer:
         return (
-            Said({"reason": "d"}, 422) if any(row["responses"]["low"] == "d" for row in body["rows"]) else ones(body, 0)
+            ServerAnswer({"reason": "d"}, 422)
+            if any(row["responses"]["low"] == "d" for row in body["rows"])
+            else ones(body, 0)
         )
 
     with serving(answer) as server:
@@ -114,8 +118,8 @@ def test_rejected_batch_is_sent_row_by_row() -> None:
     "bad", [None, {"error": "no"}, "1.0", {"team": None}, {"team": 1, "agents": {}}, {"agent": {"low": 1}}, 1e400, {}]
 )
 def test_unscored_row_is_retried_alone(bad: Any) -> None:
-    def answer(body: Any, _: int) -> Said:
-        return Said({"rows": [bad if row["responses"]["low"] == "b" else 0.5 for row in body["rows"]]})
+    def answer(body: Any, _: int) -> ServerAnswer:
+        return ServerAnswer({"rows": [bad if row["responses"]["low"] == "b" else 0.5 for row in body["rows"]]})
 
     with serving(answer) as server:
         found = asked(server.url)
@@ -127,7 +131,7 @@ def test_unscored_row_is_retried_alone(bad: Any) -> None:
 
 @pytest.mark.parametrize("body", [b"<html>", {"rows": [1.0]}, [1.0] * 6, b"[" * 100_000])
 def test_invalid_response_fails_all_rows(body: Any) -> None:
-    with serving(lambda *_: Said(body)) as server:
+    with serving(lambda *_: ServerAnswer(body)) as server:
         found = asked(server.url, SORTED, "reward.batch_size=6")
     # A response with one entry is valid only for a request of one row.
     assert (found.team == [1.0] * 6) if isinstance(body, dict) else (found.valid == [False] * 6)
@@ -136,14 +140,14 @@ def test_invalid_response_fails_all_rows(body: Any) -> None:
 
 def test_retry_after_header() -> None:
     begun = time.monotonic()
-    said = [Said({}, 503, {"Retry-After": "0.1"}), Said({}, 429, {"Retry-After": "3600"})]
-    with serving(lambda body, number: said[number] if number < 2 else ones(body, 0)) as server:
+    result = [ServerAnswer({}, 503, {"Retry-After": "0.1"}), ServerAnswer({}, 429, {"Retry-After": "3600"})]
+    with serving(lambda body, number: result[number] if number < 2 else ones(body, 0)) as server:
         assert asked(server.url).team == [1.0] * 6
     assert 0.3 <= time.monotonic() - begun < 5
 
 
 def test_request_timeout() -> None:
-    def answer(body: Any, _: int) -> Said:
+    def answer(body: Any, _: int) -> ServerAnswer:
         time.sleep(60)
         return ones(body, 0)
 
@@ -155,7 +159,7 @@ def test_request_timeout() -> None:
 
 
 def test_concurrency_limit() -> None:
-    def answer(body: Any, _: int) -> Said:
+    def answer(body: Any, _: int) -> ServerAnswer:
         time.sleep(0.03)
         return ones(body, 0)
 
@@ -183,16 +187,18 @@ def test_unreachable_server_stops_requests(monkeypatch: pytest.MonkeyPatch) -> N
 def test_token_is_sent_only_to_configured_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SCORER", "canary-7f3a9c")
     with serving(ones) as elsewhere:
-        moved = Said({}, 307, {"Location": f"{elsewhere.url}/score"})
+        moved = ServerAnswer({}, 307, {"Location": f"{elsewhere.url}/score"})
         with serving(lambda *_: moved) as server:
             found, failure = asked_and_failed(server.url, SORTED, "reward.token_env=MY_SCORER")
         assert server.headers[0]["Authorization"] == "Bearer canary-7f3a9c"
         assert elsewhere.bodies == []
     assert found.valid == [False] * 6
     assert "redirects (307) to http://127.0.0.1:" in str(failure)
-    with serving(lambda body, number: ones(body, 0) if number else Said({}, 308, {"Location": "/new"})) as server:
+    with serving(
+        lambda body, number: ones(body, 0) if number else ServerAnswer({}, 308, {"Location": "/new"})
+    ) as server:
         assert asked(server.url, SORTED, "reward.token_env=MY_SCORER").team == [1.0] * 6
-    with serving(lambda *_: Said({"you sent": "canary-7f3a9c"}, 403)) as server:
+    with serving(lambda *_: ServerAnswer({"you sent": "canary-7f3a9c"}, 403)) as server:
         failure = asked_and_failed(server.url, SORTED, "reward.token_env=MY_SCORER")[1]
     assert "returned status 403" in str(failure)
     assert "canary" not in str(failure)
@@ -202,7 +208,7 @@ def test_token_is_sent_only_to_configured_host(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_response_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(lambda *_: Said(b" " * (remote.MAX_REPLY_BYTES + 2))) as server:
+    with serving(lambda *_: ServerAnswer(b" " * (remote.MAX_REPLY_BYTES + 2))) as server:
         assert asked(server.url, SORTED, "reward.batch_size=1").valid == [False] * 6
     assert len(server.bodies) == 6
 
@@ -230,10 +236,10 @@ def test_connection_check() -> None:
         config = load_config(["task=sorting", "reward=http", f"reward.url={server.url}"])
         check_trainable(config, 1)
     assert server.bodies == []
-    said = rf"^reward\.url={server.url} cannot be reached \(.*\); start the server first$"
-    with pytest.raises(PreflightError, match=said):
+    text = rf"^reward\.url={server.url} cannot be reached \(.*\); start the server first$"
+    with pytest.raises(PreflightError, match=text):
         check_trainable(config, 1)
     part = build_reward(config.reward, config.task.agents)
-    with pytest.raises(PreflightError, match=said):
+    with pytest.raises(PreflightError, match=text):
         check_reward_connection(MixReward({"asked": MixPart(reward=part, weight=1.0, splittable=True)}, [], 0.1))
     close_reward(part)

@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("httpx2", reason="needs the extra `http`")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from servers import Said, serving
+from servers import ServerAnswer, serving
 from spoken import spoken_once
 
 from ippo_cli.compose.load import load_config
@@ -38,8 +38,8 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.01)
 
 
-def says(text: str) -> Said:
-    return Said({"choices": [{"message": {"role": "assistant", "content": text}}]})
+def says(text: str) -> ServerAnswer:
+    return ServerAnswer({"choices": [{"message": {"role": "assistant", "content": text}}]})
 
 
 @cache
@@ -58,7 +58,7 @@ def judged(url: str, *keys: str, folder: Path | None = None, talk: list[Episode]
 
 
 def test_equal_requests_are_sent_once() -> None:
-    def answer(body: Any, _: int) -> Said:
+    def answer(body: Any, _: int) -> ServerAnswer:
         return says("Score: 10" if "<response>\na\n" in body["messages"][0]["content"] else "Score: 1")
 
     with serving(answer) as server:
@@ -79,16 +79,16 @@ def test_template_with_all_responses() -> None:
 
 
 def test_template_with_missing_field_raises() -> None:
-    for template, told in (("{subject}", "names the field 'subject'"), ("{topic} {agents.low}", None)):
+    for template, result in (("{subject}", "names the field 'subject'"), ("{topic} {agents.low}", None)):
         config = composed((f"reward.template='{template}'",))
         reward = build_reward(config.reward, config.task.agents)
-        with nullcontext() if told is None else pytest.raises(ConfigError, match=rf"^reward\.template=.*{told}"):
+        with nullcontext() if result is None else pytest.raises(ConfigError, match=rf"^reward\.template=.*{result}"):
             validate_reward_examples(reward, [{"topic": "sea"}])
         close_reward(reward)
 
 
 def test_invalid_answers_fail_and_are_not_cached(tmp_path: Path) -> None:
-    def answer(body: Any, _: int) -> Said:
+    def answer(body: Any, _: int) -> ServerAnswer:
         return says("Score: 11" if "b then" in body["messages"][0]["content"] else "Score: 10")
 
     with serving(answer) as server:
@@ -96,7 +96,7 @@ def test_invalid_answers_fail_and_are_not_cached(tmp_path: Path) -> None:
     assert len(server.bodies) == 1 + 3
     [kept] = tmp_path.iterdir()
     assert [json.loads(line)["text"] for line in kept.read_text().splitlines()] == ["Score: 10"]
-    with serving(lambda *_: Said({"choices": []})) as server:
+    with serving(lambda *_: ServerAnswer({"choices": []})) as server:
         assert judged(server.url, BY_BOTH).valid == [False] * 3
 
 

@@ -118,7 +118,7 @@ def test_normalization_excludes_rows_with_failed_parts(settings: Any) -> None:
 
 @pytest.mark.parametrize("turn_weight", [1.0, 0.5, 0.0])
 def test_normalized_scores_have_mean_0_and_deviation_1(settings: Any, turn_weight: float) -> None:
-    said = [episode(*(("solver", step, "") for step in range(turns)), index=turns) for turns in (1, 2, 3, 0)]
+    result = [episode(*(("solver", step, "") for step in range(turns)), index=turns) for turns in (1, 2, 3, 0)]
     worth = [4.0, 1.0, 0.0, 100.0]  # the last row has no turns
 
     def part(episodes: Sequence[Episode]) -> Reward:
@@ -129,7 +129,7 @@ def test_normalized_scores_have_mean_0_and_deviation_1(settings: Any, turn_weigh
     common = {leaf.name: getattr(config, leaf.name) for leaf in fields(RewardConfig)}
     mix = MixRewardConfig(**{**common, "kind": "mix"}, parts={"a": config}, weights={}, normalize=["a"])
     parts = {"a": MixPart(reward=part, weight=1.0, splittable=True)}
-    found = score(MixReward(parts, ["solver"], 1.0), said, mix, {"solver": ScoreMoments()}).scores["solver"]
+    found = score(MixReward(parts, ["solver"], 1.0), result, mix, {"solver": ScoreMoments()}).scores["solver"]
     totals = found.score.sum(dim=1)[:3]
     assert totals.mean().item() == pytest.approx(0.0, abs=1e-6)
     assert totals.std().item() == pytest.approx(1.0)

@@ -27,8 +27,8 @@ def test_failed_rank_excludes_its_own_rows(found: list[dict[str, Any]]) -> None:
 
 def test_failure_budget_covers_all_ranks(found: list[dict[str, Any]]) -> None:
     for rank in found:
-        assert "3 of 6 rows have no reward" in rank["told"]
-        assert rank["told"].endswith("ValueError: only here")
+        assert "3 of 6 rows have no reward" in rank["error"]
+        assert rank["error"].endswith("ValueError: only here")
         assert rank["within"].startswith("3 of 6 rows have no reward and are excluded from training; ")
         assert rank["within"].endswith("ValueError: only here")
 
@@ -57,7 +57,7 @@ def test_zscore_of_rows_with_different_turn_counts(found: list[dict[str, Any]]) 
     assert found[1]["by turn"] == [pytest.approx(row) for row in (three, three, [0, 0, 0])]
     assert [rank["by turn valid"] for rank in found] == [[True, True, False], [True, True, False]]
     assert [rank["by turn failed"] for rank in found] == [[False] * 3, [False, False, True]]
-    assert {rank["by turn told"] for rank in found} == {
+    assert {rank["by turn error"] for rank in found} == {
         "1 of 6 rows have no reward and are excluded from training; ValueError: the world broke"
     }
 

@@ -105,16 +105,16 @@ def test_weights_by_agent(settings: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "key", "said"),
+    ("given", "key", "message"),
     [
         ({"agent": {"low": [1.0], "high": [1.0]}}, "team_weight", "for the team"),
         ({"team": [1.0]}, "agent_weight", "for agents"),
         ({"team": [1.0], "agent": {"low": [1.0], "high": [1.0]}}, "turn_weight", "by turn"),
     ],
 )
-def test_unused_agent_weight_raises(given: dict[str, Any], key: str, said: str, settings: Make) -> None:
+def test_unused_agent_weight_raises(given: dict[str, Any], key: str, message: str, settings: Make) -> None:
     weights = {"low": settings(), "high": settings(**{key: 0.5})}
-    rule = rf"^task\.agents\.high\.reward\.{key}=0\.5 has no effect: the reward returns no numbers {said}"
+    rule = rf"^task\.agents\.high\.reward\.{key}=0\.5 has no effect: the reward returns no numbers {message}"
     with pytest.raises(ConfigError, match=rule):
         check_unused_weights(Reward(**given), weights, settings())
     check_unused_weights(Reward(**given, valid=[False]), weights, settings())  # no row has a number

@@ -23,7 +23,7 @@ EPISODES = spoken_once(EXAMPLES, TEXTS)
 AGENTS = list(TEXTS)
 
 
-def told(episodes: Sequence[Episode]) -> Reward:
+def score_episodes(episodes: Sequence[Episode]) -> Reward:
     """A reward that checks that examples and responses belong together."""
     numbers = [one.example["number"] for one in episodes]
     for agent, letter in (("low", "l"), ("high", "h")):
@@ -55,9 +55,9 @@ def answered(reward: Any, early: StreamingReward, config: Any) -> Reward:
 def test_result_is_independent_of_order_and_parts(
     rows: int, order: Sequence[int], settings: Callable[..., Any]
 ) -> None:
-    early = StreamingReward(told, AGENTS, rows)
+    early = StreamingReward(score_episodes, AGENTS, rows)
     all_said(early, order)
-    found, expected = answered(told, early, settings()), told(EPISODES)
+    found, expected = answered(score_episodes, early, settings()), score_episodes(EPISODES)
     assert found.team == expected.team
     assert found.agent == expected.agent
     assert found.valid == expected.valid
@@ -74,7 +74,7 @@ def test_starts_early_and_scores_each_row_once(settings: Callable[..., Any]) -> 
     def noted(episodes: Sequence[Episode]) -> Reward:
         asked.extend(one.example["number"] for one in episodes)
         begun.set()
-        return told(episodes)
+        return score_episodes(episodes)
 
     early = StreamingReward(noted, AGENTS, 2)
     early.on_finished([4], [EPISODES[4]])
@@ -92,7 +92,7 @@ def test_only_failed_parts_are_retried(settings: Callable[..., Any]) -> None:
         asked.append([one.example["number"] for one in episodes])
         if asked[-1] == [2, 3] and asked.count([2, 3]) == 1:
             raise OSError("the judge is away")
-        return told(episodes)
+        return score_episodes(episodes)
 
     early = StreamingReward(failing_once, AGENTS, 2)
     all_said(early)
@@ -107,7 +107,7 @@ def test_failing_row_does_not_affect_its_part(settings: Callable[..., Any]) -> N
         asked.append([one.example["number"] for one in episodes])
         if 2 in asked[-1]:
             raise ValueError("row 2")
-        return told(episodes)
+        return score_episodes(episodes)
 
     early = StreamingReward(unable, AGENTS, 4)
     all_said(early)
@@ -156,7 +156,7 @@ def test_ippo_errors_in_thread_are_raised(settings: Callable[..., Any]) -> None:
 
 
 def test_disabled_streaming() -> None:
-    with streaming_reward(told, AGENTS, 0) as early:
+    with streaming_reward(score_episodes, AGENTS, 0) as early:
         assert early is None
 
 
@@ -165,7 +165,7 @@ def test_failed_episodes_are_not_streamed(settings: Callable[..., Any]) -> None:
 
     def noted(episodes: Sequence[Episode]) -> Reward:
         asked.append([one.example["number"] for one in episodes])
-        return told(episodes)
+        return score_episodes(episodes)
 
     rows = [replace(one, failure=OSError("away") if one.index in (1, 6) else None) for one in EPISODES]
     early = StreamingReward(noted, AGENTS, 2)

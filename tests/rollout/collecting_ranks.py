@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from players import Players, Rounds, said
+from players import Players, Rounds, transcript
 
 from ippo_cli.config.errors import ConfigError, PreemptionRequested
 from ippo_cli.config.schema import Zero3Gather
@@ -25,10 +25,10 @@ class Uneven(Rounds):
         return 4 if row in HELD[0] else 1 + row % 2
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
-        told = super().reset(example, seed)
+        result = super().reset(example, seed)
         if self.row == FIRST_OF_LAST:
             raise OSError("no board")
-        return told
+        return result
 
 
 class Mistaken(Rounds):
@@ -47,7 +47,7 @@ def played(episodes: Sequence[Episode]) -> list[Any]:
     return [
         [
             str(one.failure or ""),
-            said(one),
+            transcript(one),
             [turn.completion.logprobs.tolist() for turn in one.turns],
             [dict(paid) for paid in one.rewards],
         ]

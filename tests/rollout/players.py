@@ -103,22 +103,22 @@ class Rounds:
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.row, self.number = example["row"], 0
-        return self.told()
+        return self.observations()
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         self.number += 1
         over = self.number >= self.length(self.row)
         paid = {agent: float(action.text.count("a")) for agent, action in actions.items()}
-        return Step(observations={} if over else self.told(), rewards=paid, terminated=over)
+        return Step(observations={} if over else self.observations(), rewards=paid, terminated=over)
 
-    def told(self) -> dict[str, str]:
+    def observations(self) -> dict[str, str]:
         return {agent: f"{self.row}.{self.number}:" for agent in self.agents}
 
     def close(self) -> None:
         pass
 
 
-def said(episode: Episode) -> list[Any]:
+def transcript(episode: Episode) -> list[Any]:
     """All prompts and completions of an episode."""
     return [
         (turn.agent, turn.step, turn.observation, turn.prompt, turn.completion.ids.tolist(), turn.completion.finished)

@@ -21,7 +21,7 @@ Words = Callable[[str, str, int], str]
 
 
 @dataclass(frozen=True)
-class Told:
+class ScriptedStep:
     """The outcome of some rounds."""
 
     observations: Mapping[str, str]
@@ -30,7 +30,7 @@ class Told:
     truncated: bool = False
 
 
-Script = Callable[[Example, Sequence[Round]], Told]
+Script = Callable[[Example, Sequence[Round]], ScriptedStep]
 
 
 class ScriptedWorld:
@@ -45,12 +45,12 @@ class ScriptedWorld:
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         self.rounds.append({agent: action.text for agent, action in actions.items()})
-        told = self.script(self.example, self.rounds)
+        result = self.script(self.example, self.rounds)
         return Step(
-            observations=told.observations,
-            rewards=told.rewards,
-            terminated=told.terminated,
-            truncated=told.truncated,
+            observations=result.observations,
+            rewards=result.rewards,
+            terminated=result.terminated,
+            truncated=result.truncated,
         )
 
     def close(self) -> None:
@@ -62,25 +62,29 @@ def templated(
 ) -> Script:
     """The script of a protocol: `speakers(r)` act in round r, with their first and later templates."""
 
-    def script(example: Example, said: Sequence[Round]) -> Told:
-        if len(said) == rounds:
-            return Told({}, terminated=True)
-        flat = [(name, one[name]) for one in said for name in templates if name in one]
-        return Told({name: message(name, example, flat, said) for name in speakers(len(said))})
+    def script(example: Example, played: Sequence[Round]) -> ScriptedStep:
+        if len(played) == rounds:
+            return ScriptedStep({}, terminated=True)
+        flat = [(name, one[name]) for one in played for name in templates if name in one]
+        return ScriptedStep({name: message(name, example, flat, played) for name in speakers(len(played))})
 
-    def message(agent: str, example: Example, said: Sequence[tuple[str, str]], by_round: Sequence[Round]) -> str:
+    def message(agent: str, example: Example, transcript: Sequence[tuple[str, str]], by_round: Sequence[Round]) -> str:
         own = [number for number, one in enumerate(by_round) if agent in one]
         later = by_round[own[-1] if own else 0 :]  # messages of the same round were not observable at that time
-        heard = [(name, one[name]) for one in later for name in templates if name in one and name != agent]
+        history = [(name, one[name]) for one in later for name in templates if name in one and name != agent]
         text = templates[agent][1 if own else 0]
-        for word, meant in {"turn": str(len(own) + 1), "transcript": lines(said), "heard": lines(heard)}.items():
+        for word, meant in {
+            "turn": str(len(own) + 1),
+            "transcript": lines(transcript),
+            "heard": lines(history),
+        }.items():
             text = text.replace("{" + word + "}", meant)
-        for name, what in said:  # the last one counts
-            text = text.replace("{agents." + name + "}", dict(said).get(name, what))
+        for name, what in transcript:  # the last one counts
+            text = text.replace("{agents." + name + "}", dict(transcript).get(name, what))
         return text.replace("{q}", example["q"])
 
-    def lines(said: Sequence[tuple[str, str]]) -> str:
-        return "\n".join(f"{name}: {what}" for name, what in said)
+    def lines(turns: Sequence[tuple[str, str]]) -> str:
+        return "\n".join(f"{name}: {what}" for name, what in turns)
 
     return script
 
@@ -108,18 +112,18 @@ class Reader:
         by_string = bool(self.stop_string) and self.stop_string in text
         return self.ids(text) + ([self.tokenizer.eos_token_id] if finished and not by_string else [])
 
-    def prompt(self, told: Sequence[str], said: Sequence[tuple[str, bool]]) -> list[int]:
+    def prompt(self, observations: Sequence[str], responses: Sequence[tuple[str, bool]]) -> list[int]:
         """The prompt after the last observation, from texts only."""
         if self.context_mode == "last_only":
-            told, said = told[-1:], []
+            observations, responses = observations[-1:], []
         if not self.chat:
-            ids = self.tokenizer(told[0]).input_ids
-            for answer, text in zip(said, told[1:], strict=True):
+            ids = self.tokenizer(observations[0]).input_ids
+            for answer, text in zip(responses, observations[1:], strict=True):
                 ids = ids + self.answer(*answer) + self.ids(text)
             return ids
         messages = [{"role": "system", "content": self.system}] if self.system is not None else []
-        messages += [{"role": "user", "content": told[0]}]
-        for (answer, _), text in zip(said, told[1:], strict=True):
+        messages += [{"role": "user", "content": observations[0]}]
+        for (answer, _), text in zip(responses, observations[1:], strict=True):
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": text}]
         written = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return self.ids(written)
@@ -170,8 +174,10 @@ class Row:
 class Replay:
     """A replayed episode: its texts and its end."""
 
-    told: dict[str, list[str]]  # observations of each agent, in order; the last one has no response if truncated
-    said: dict[str, list[tuple[str, bool]]]  # text, and whether it ended by itself
+    observations: dict[
+        str, list[str]
+    ]  # observations of each agent, in order; the last one has no response if truncated
+    responses: dict[str, list[tuple[str, bool]]]  # text, and whether it ended by itself
     steps: dict[str, list[int]]
     rewards: list[Mapping[str, float]]
     terminated: bool = False
@@ -183,54 +189,56 @@ def replayed(script: Script, episode: Episode, readers: Mapping[str, Reader]) ->
     found = Replay({name: [] for name in readers}, {name: [] for name in readers}, {name: [] for name in readers}, [])
     spoken = iter(episode.turns)
     rounds: list[Round] = []
-    told = script(episode.example, rounds)
+    result = script(episode.example, rounds)
     while True:
-        found.terminated = told.terminated
-        if told.terminated:
+        found.terminated = result.terminated
+        if result.terminated:
             break
-        for name, text in told.observations.items():
-            found.told[name].append(text)
+        for name, text in result.observations.items():
+            found.observations[name].append(text)
         room = {
-            name: len(readers[name].prompt(found.told[name], found.said[name])) < readers[name].context
-            for name in told.observations
+            name: len(readers[name].prompt(found.observations[name], found.responses[name])) < readers[name].context
+            for name in result.observations
         }
-        found.truncation = "environment" if told.truncated else "" if all(room.values()) else "context"
+        found.truncation = "environment" if result.truncated else "" if all(room.values()) else "context"
         if found.truncation:
-            for name in told.observations:
+            for name in result.observations:
                 if not room[name]:
-                    found.told[name].pop()
+                    found.observations[name].pop()
             break
         now = {}
-        for name in (name for name in readers if name in told.observations):
+        for name in (name for name in readers if name in result.observations):
             turn = next(spoken)
-            assert (turn.agent, turn.step, turn.observation) == (name, len(rounds), told.observations[name])
+            assert (turn.agent, turn.step, turn.observation) == (name, len(rounds), result.observations[name])
             now[name] = turn.completion.text
-            found.said[name].append((turn.completion.text, turn.completion.finished))
+            found.responses[name].append((turn.completion.text, turn.completion.finished))
             found.steps[name].append(len(rounds))
         rounds.append(now)
-        told = script(episode.example, rounds)
-        found.rewards.append(told.rewards)
+        result = script(episode.example, rounds)
+        found.rewards.append(result.rewards)
     assert next(spoken, None) is None, "more messages than rounds"
     return found
 
 
 def reference_row(replay: Replay, reader: Reader, *, cut_answers_are_unfinished: bool) -> Row:
     """The expected row of one agent. An agent without a message has one token."""
-    told, said, steps = (part[reader.agent] for part in (replay.told, replay.said, replay.steps))
-    if not said:
+    observations, responses, steps = (
+        part[reader.agent] for part in (replay.observations, replay.responses, replay.steps)
+    )
+    if not responses:
         return Row([0], finished=replay.terminated)
-    prompts = [reader.prompt(told[: turn + 1], said[:turn]) for turn in range(len(told))]
-    answers = [reader.answer(*one) for one in said]
-    row = Row(prompts[0], text=said[-1][0])
+    prompts = [reader.prompt(observations[: turn + 1], responses[:turn]) for turn in range(len(observations))]
+    answers = [reader.answer(*one) for one in responses]
+    row = Row(prompts[0], text=responses[-1][0])
     for turn, answer in enumerate(answers):
         if turn:
             row.read(prompts[turn - 1] + answers[turn - 1], prompts[turn])
         row.add(answer, turn, reader.logprobs(prompts[turn], answer))
     if len(prompts) > len(answers):
         row.read(prompts[len(answers) - 1] + answers[-1], prompts[-1])
-    row.rewards = [0.0] * len(said)
+    row.rewards = [0.0] * len(responses)
     for step, paid in enumerate(replay.rewards):
         before = [turn for turn, own in enumerate(steps) if own <= step]
         row.rewards[before[-1] if before else 0] += paid.get(reader.agent, 0.0)
-    row.finished = replay.terminated and (said[-1][1] or not cut_answers_are_unfinished)
+    row.finished = replay.terminated and (responses[-1][1] or not cut_answers_are_unfinished)
     return row

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_engine import use_fake_engines
-from players import DRAWS, ROLLOUT, Players, Rounds, said
+from players import DRAWS, ROLLOUT, Players, Rounds, transcript
 
 from ippo_cli.rollout.alternatives import ORIGINAL, AlternativeGenerator, collect_alternatives
 from ippo_cli.rollout.branches import BranchEpisodes, State
@@ -71,7 +71,7 @@ def all_states(episodes: list[Episode]) -> list[State]:
 
 def content(episode: Episode) -> list[Any]:
     """Everything of an episode that agents and rewards read, log-probabilities to the bit."""
-    return [said(episode), episode.rewards, [turn.completion.logprobs.tolist() for turn in episode.turns]]
+    return [transcript(episode), episode.rewards, [turn.completion.logprobs.tolist() for turn in episode.turns]]
 
 
 class Anew(AlternativeGenerator):
@@ -90,7 +90,7 @@ def test_turn_itself_as_alternative_gives_the_episode(players: Players, make: An
     assert not any(found.has_diverged)
     for state, episode in zip(states, found.episodes, strict=True):
         if players.with_engines:  # which return simultaneous turns in any order
-            assert sorted(map(str, said(episode))) == sorted(map(str, said(episodes[state.episode])))
+            assert sorted(map(str, transcript(episode))) == sorted(map(str, transcript(episodes[state.episode])))
         else:
             assert content(episode) == content(episodes[state.episode])
 
@@ -103,7 +103,7 @@ def test_alternatives_equal_episodes_that_are_generated_completely(
     found = alternatives(players, episodes, states, [1, 2])
     monkeypatch.setattr("ippo_cli.rollout.alternatives.AlternativeGenerator", Anew)
     anew = alternatives(players, episodes, states, [1, 2])
-    assert [said(episode) for episode in found.episodes] == [said(episode) for episode in anew.episodes]
+    assert [transcript(episode) for episode in found.episodes] == [transcript(episode) for episode in anew.episodes]
     assert not any(found.has_diverged)
     assert found.num_tokens < anew.num_tokens
     changed = set()
@@ -112,11 +112,11 @@ def test_alternatives_equal_episodes_that_are_generated_completely(
     ):
         origin = episodes[state.episode]
         step = state.turn_of(episodes).step
-        assert said(episode)[:step] == said(origin)[:step]
-        assert said(episode)[step][3] == said(origin)[step][3]
-        changed.add((state, number, said(episode)[step] != said(origin)[step]))
-        if said(episode)[step] == said(origin)[step]:
-            assert said(episode) == said(origin)
+        assert transcript(episode)[:step] == transcript(origin)[:step]
+        assert transcript(episode)[step][3] == transcript(origin)[step][3]
+        changed.add((state, number, transcript(episode)[step] != transcript(origin)[step]))
+        if transcript(episode)[step] == transcript(origin)[step]:
+            assert transcript(episode) == transcript(origin)
     assert sum(is_changed for *_, is_changed in changed) > len(states)
     lengths = {len(episode.turns) for episode in found.episodes}
     assert len(lengths) > 1
@@ -143,7 +143,7 @@ def test_alternatives_do_not_depend_on_others(players: Players) -> None:
         moved = [episodes[state.episode]]
         alone = alternatives(players, moved, [replace(state, episode=0)], [1, 2])
         own = together.episodes[2 * place : 2 * place + 2]
-        assert [said(episode) for episode in alone.episodes] == [said(episode) for episode in own]
+        assert [transcript(episode) for episode in alone.episodes] == [transcript(episode) for episode in own]
 
 
 class Moody(InTurn):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from players import Players, Rounds, said
+from players import Players, Rounds, transcript
 
 from ippo_cli.config.errors import ConfigError, PreemptionRequested
 from ippo_cli.rollout import episode_state
@@ -34,7 +34,7 @@ def expected(players: Players) -> list[Episode]:
 
 def same(found: Episode, wanted: Episode) -> None:
     """Assert equal tokens; log-probabilities may differ by rounding."""
-    assert said(found) == said(wanted)
+    assert transcript(found) == transcript(wanted)
     assert (found.index, found.rewards, found.terminated) == (wanted.index, wanted.rewards, wanted.terminated)
     for one, other in zip(found.turns, wanted.turns, strict=True):
         torch.testing.assert_close(one.completion.logprobs, other.completion.logprobs, atol=1e-5, rtol=0)
@@ -72,7 +72,7 @@ def test_turn_independent_of_batch_and_rank(players: Players, expected: list[Epi
 )
 def test_turn_depends_on_seed_and_purpose(players: Players, expected: list[Episode], draws: SamplingStream) -> None:
     found = players.play(Rounds, draws=draws)
-    assert all(said(one) != said(other) for one, other in zip(found, expected, strict=True))
+    assert all(transcript(one) != transcript(other) for one, other in zip(found, expected, strict=True))
 
 
 class Deaf(Rounds):
@@ -81,7 +81,7 @@ class Deaf(Rounds):
     def length(self, row: int) -> int:
         return 3
 
-    def told(self) -> dict[str, str]:
+    def observations(self) -> dict[str, str]:
         return {agent: "?" for agent in self.agents}
 
 
@@ -109,7 +109,7 @@ class Failing(Rounds):
         return 3
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
-        told = super().reset(example, seed)
+        result = super().reset(example, seed)
         match self.row:
             case 1:
                 raise OSError("no board")
@@ -117,7 +117,7 @@ class Failing(Rounds):
                 return {}
             case 4:
                 return {"low": 7, "high": "x"}  # type: ignore[dict-item]
-        return told
+        return result
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         step = super().step(actions)
@@ -187,7 +187,7 @@ FAILURES = {
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_environment_failure_fails_only_its_episode(players: Players, workers: int, streamed: bool) -> None:
-    rows, told = range(20), []
+    rows, result = range(20), []
     made: list[Failing] = []
     closed: list[Any] = []
 
@@ -200,7 +200,7 @@ def test_environment_failure_fails_only_its_episode(players: Players, workers: i
             raise SystemExit("no such file") if len(closed) % 2 else asyncio.CancelledError
 
     pool = EnvironmentPool(Noted, workers=workers)
-    listen = (lambda places, _: told.extend(places)) if streamed else None
+    listen = (lambda places, _: result.extend(places)) if streamed else None
     found = players.play(pool, rows, on_episodes=listen)
     expected = players.play(Long, rows)
     for row, episode in enumerate(found):
@@ -210,12 +210,12 @@ def test_environment_failure_fails_only_its_episode(players: Players, workers: i
             continue
         assert FAILURES[row] in str(episode.failure)
         assert not episode.terminated
-        spoken = said(episode)
-        assert spoken == said(expected[row])[: len(spoken)], "messages before the failure are kept"
+        spoken = transcript(episode)
+        assert spoken == transcript(expected[row])[: len(spoken)], "messages before the failure are kept"
         assert len(spoken) == (0 if row in (1, 3, 4) else 4)
     assert len(closed) == len(FAILURES), "a failed environment is not reused"
     assert len(pool._idle) == len(rows) - len(FAILURES)
-    assert sorted(told) == ([0, 17] if streamed else [])
+    assert sorted(result) == ([0, 17] if streamed else [])
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -240,15 +240,15 @@ def test_limited_environments_give_the_same_episodes(players: Players, workers: 
                 in_progress[0] -= 1
             super().release(environment, usable=usable)
 
-    told: list[int] = []
+    result: list[int] = []
     pool = Counting(Counted, workers=workers, max_environments=limit)
-    found = players.play(pool, rows, on_episodes=lambda places, _: told.extend(places))
+    found = players.play(pool, rows, on_episodes=lambda places, _: result.extend(places))
     for episode, wanted in zip(found, players.play(Failing, rows), strict=True):
         same(episode, wanted)
         assert str(episode.failure) == str(wanted.failure)
     assert (most[0], in_progress[0]) == (min(limit, len(rows)), 0)
     assert made[0] <= limit + len(FAILURES)
-    assert sorted(told) == [0, 17]
+    assert sorted(result) == [0, 17]
 
 
 class Endless(Rounds):
@@ -299,13 +299,13 @@ class Slow(Rounds):
 @pytest.mark.parametrize("streamed", [False, True])
 def test_slow_environments_step_in_parallel(players: Players, streamed: bool) -> None:
     players.play(Rounds, [0])  # excludes one-time initialisation from the timing
-    told: list[int] = []
-    listen = (lambda places, _: told.extend(places)) if streamed else None
+    result: list[int] = []
+    listen = (lambda places, _: result.extend(places)) if streamed else None
     began = time.perf_counter()
     found = players.play(Slow, range(64), workers=16, on_episodes=listen, decode_batch_size=64, max_new_tokens=1)
     assert time.perf_counter() - began < 64 * Slow.seconds / 2
     assert len(found) == 64
-    assert sorted(told) == (list(range(64)) if streamed else [])
+    assert sorted(result) == (list(range(64)) if streamed else [])
 
 
 class OneIsSlow(Rounds):
@@ -398,26 +398,26 @@ def test_configuration_error_is_raised(players: Players, phase: str, streamed: b
 class InTurn(Rounds):
     """One agent after the other."""
 
-    def told(self) -> dict[str, str]:
+    def observations(self) -> dict[str, str]:
         return {self.agents[self.number % 2]: f"{self.row}.{self.number}:"}
 
 
 @pytest.mark.parametrize("make", [Rounds, InTurn])
 @pytest.mark.parametrize("workers", [1, 4])
 def test_each_finished_episode_streamed_once(players: Players, make: Callable[[], Any], workers: int) -> None:
-    told: list[Episode] = []
+    result: list[Episode] = []
     counts: list[int] = []
 
     def listen(places: list[int], episodes: list[Episode]) -> None:
         assert [one.index for one in episodes] == places
-        told.extend(episodes)
-        counts.append(len(told))
+        result.extend(episodes)
+        counts.append(len(result))
 
     found = players.play(make, workers=workers, on_episodes=listen)
-    assert sorted(one.index for one in told) == list(range(8))
+    assert sorted(one.index for one in result) == list(range(8))
     assert counts[0] < 8, "first episodes are streamed while others continue"
-    for one in told:
-        assert said(one) == said(found[one.index])
+    for one in result:
+        assert transcript(one) == transcript(found[one.index])
         assert (one.final, one.rewards) == (found[one.index].final, found[one.index].rewards)
     for one, other in zip(found, players.play(make), strict=True):
         same(one, other)
@@ -427,12 +427,12 @@ def test_truncated_episode_streamed_with_last_observation(players: Players) -> N
     class Cut(Rounds):
         def step(self, actions: Mapping[str, Action]) -> Step:
             step = super().step(actions)
-            return Step(observations=self.told(), truncated=step.terminated)
+            return Step(observations=self.observations(), truncated=step.terminated)
 
-    told: dict[int, Episode] = {}
-    found = players.play(Cut, on_episodes=lambda places, episodes: told.update(zip(places, episodes, strict=True)))
-    assert sorted(told) == list(range(8))
-    for row, one in told.items():
+    streamed: dict[int, Episode] = {}
+    found = players.play(Cut, on_episodes=lambda places, episodes: streamed.update(zip(places, episodes, strict=True)))
+    assert sorted(streamed) == list(range(8))
+    for row, one in streamed.items():
         assert one.final == found[row].final
         assert one.final.keys() == {"low", "high"}
 
@@ -443,7 +443,7 @@ class Wordy(Rounds):
     def length(self, row: int) -> int:
         return 1
 
-    def told(self) -> dict[str, str]:
+    def observations(self) -> dict[str, str]:
         return {"low": "x" * {1: 6, 2: 301, 3: 0}.get(self.row, 3), "high": "x"}
 
 
@@ -478,7 +478,7 @@ class Growing(Rounds):
             return Step(observations={"low": "", "high": "x" * (1 if self.row == 3 else 301)}, truncated=True)
         return step
 
-    def told(self) -> dict[str, str]:
+    def observations(self) -> dict[str, str]:
         first = "" if self.row == 2 and self.number else "x" * (1 + 40 * self.number * (self.row == 1))
         return {"low": first, "high": "x"}
 
@@ -506,7 +506,7 @@ class Enormous(Rounds):
         last = {"low": "x" * (1 << 20), "high": "x"} if self.row == 3 else {}
         return Step(observations=last, truncated=True) if step.terminated else step
 
-    def told(self) -> dict[str, str]:
+    def observations(self) -> dict[str, str]:
         return {"low": "x" * (1 << 20 if self.number == self.row - 1 else 2), "high": "x"}
 
 
@@ -529,11 +529,11 @@ class OneLeaves(Rounds):
     def step(self, actions: Mapping[str, Action]) -> Step:
         step = super().step(actions)
         if step.terminated:
-            return Step(observations=super().told(), truncated=True)
-        return Step(observations=self.told(), ended=frozenset({"low"} if self.number == 1 else ()))
+            return Step(observations=super().observations(), truncated=True)
+        return Step(observations=self.observations(), ended=frozenset({"low"} if self.number == 1 else ()))
 
-    def told(self) -> dict[str, str]:
-        return {"high": f"{self.number}:"} if self.number else super().told()
+    def observations(self) -> dict[str, str]:
+        return {"high": f"{self.number}:"} if self.number else super().observations()
 
 
 def test_terminated_agent_finished_in_truncated_episode(players: Players) -> None:

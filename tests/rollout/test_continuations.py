@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fake_engine import use_fake_engines
-from players import DRAWS, ROLLOUT, Players, Rounds, said
+from players import DRAWS, ROLLOUT, Players, Rounds, transcript
 
 from ippo_cli.rollout.branches import BranchEpisodes, State
 from ippo_cli.rollout.continuations import collect_continuations
@@ -95,7 +95,9 @@ def test_continuations_replay_earlier_steps(players: Players, episodes: list[Epi
     for state, episode in zip([state for state in states for _ in range(3)], found.episodes, strict=True):
         before = [number for number, one in enumerate(origin.turns) if one.step < turn.step]
         # Engines return simultaneous turns in any order.
-        assert sorted(map(str, said(episode)[: len(before)])) == sorted(map(str, said(origin)[: len(before)]))
+        assert sorted(map(str, transcript(episode)[: len(before)])) == sorted(
+            map(str, transcript(origin)[: len(before)])
+        )
         continued = episode.turns_of_agent("high")[1].completion
         assert continued.ids[: state.position].tolist() == turn.completion.ids[: state.position].tolist()
         torch.testing.assert_close(continued.logprobs[: state.position], turn.completion.logprobs[: state.position])
@@ -123,9 +125,9 @@ def test_continuations_differ_and_do_not_depend_on_others(players: Players, epis
     together = continuations(players, episodes, states, 4)
     for place, state in enumerate(states):
         own = together.episodes[4 * place : 4 * place + 4]
-        assert len({str(said(episode)) for episode in own}) > 1
+        assert len({str(transcript(episode)) for episode in own}) > 1
         alone = continuations(players, episodes, [state], 4)
-        assert [said(episode) for episode in alone.episodes] == [said(episode) for episode in own]
+        assert [transcript(episode) for episode in alone.episodes] == [transcript(episode) for episode in own]
 
 
 class Moody(Rounds):
@@ -137,7 +139,7 @@ class Moody(Rounds):
         type(self).resets += 1
         return super().reset(example, seed)
 
-    def told(self) -> dict[str, str]:
+    def observations(self) -> dict[str, str]:
         return {agent: f"{self.row}.{self.number}.{self.resets}:" for agent in self.agents}
 
 

@@ -53,8 +53,8 @@ def test_samples_independent_of_other_rows(asked: Any, llama: Any) -> None:
     together = asked.decoded(llama)
     for row in (0, 5, 11):
         alone = asked.decoded(llama, rows=slice(row, row + 1))
-        said = together.response_mask[row]
-        assert alone.response_ids[0].tolist() == together.response_ids[row][said].tolist()
+        result = together.response_mask[row]
+        assert alone.response_ids[0].tolist() == together.response_ids[row][result].tolist()
         assert alone.texts[0] == together.texts[row]
 
 
@@ -122,8 +122,8 @@ def test_masks_include_stop_token(asked: Any, llama: Any) -> None:
     assert 0 < found.finished.sum() < len(lengths)
     for row, length in enumerate(lengths.tolist()):
         assert found.response_mask[row, :length].all()
-        said, rest = found.response_ids[row, :length], found.response_ids[row, length:]
-        assert (said == 1).nonzero().flatten().tolist() == ([length - 1] if found.finished[row] else [])
+        result, rest = found.response_ids[row, :length], found.response_ids[row, length:]
+        assert (result == 1).nonzero().flatten().tolist() == ([length - 1] if found.finished[row] else [])
         assert (rest == 0).all()
         assert found.finished[row] or length == 20
         assert (found.logprobs[row, :length] < 0).all()
@@ -211,10 +211,10 @@ def test_special_token_as_stop_string(asked: Any, llama: Any, before: str) -> No
     assert found.finished[row]
     stops = StopStringCriteria(asked.tokenizer, [stop])
     for ids, mask, finished in zip(found.response_ids, found.response_mask, found.finished, strict=True):
-        said = ids[mask]
-        reached = [bool(stops(said[None, : end + 1], torch.empty(0))) for end in range(len(said))]
+        result = ids[mask]
+        reached = [bool(stops(result[None, : end + 1], torch.empty(0))) for end in range(len(result))]
         assert not any(reached[:-1])
-        assert bool(finished) == (reached[-1] or int(said[-1]) == 1)
+        assert bool(finished) == (reached[-1] or int(result[-1]) == 1)
     assert special not in "".join(found.texts)
 
 
@@ -270,14 +270,14 @@ def test_logprobs_usable_in_loss(asked: Any, llama: Any) -> None:
 
 
 def test_poll_receives_finished_rows(asked: Any, llama: Any) -> None:
-    told: list[tuple[int, int]] = []
-    found = asked.decoded(llama, batch_size=12, poll=lambda done, total: told.append((done, total)))
+    result: list[tuple[int, int]] = []
+    found = asked.decoded(llama, batch_size=12, poll=lambda done, total: result.append((done, total)))
     lengths = found.response_mask.sum(dim=1)
-    assert told == [(int((lengths <= tokens).sum()), 12) for tokens in range(1, int(lengths.max()) + 1)]
-    told.clear()
-    asked.decoded(llama, batch_size=4, poll=lambda done, total: told.append((done, total)))
-    assert told == sorted(told)
-    assert told[-1] == (12, 12)
+    assert result == [(int((lengths <= tokens).sum()), 12) for tokens in range(1, int(lengths.max()) + 1)]
+    result.clear()
+    asked.decoded(llama, batch_size=4, poll=lambda done, total: result.append((done, total)))
+    assert result == sorted(result)
+    assert result[-1] == (12, 12)
 
 
 def test_interrupted_decode_restores_model(asked: Any, llama: Any) -> None:
@@ -321,18 +321,18 @@ def test_no_prompts(asked: Any, llama: Any) -> None:
 
 
 def test_on_finished_receives_completions(asked: Any, llama: Any) -> None:
-    told: dict[int, Completion] = {}
+    result: dict[int, Completion] = {}
     counts: list[int] = []
 
     def on_finished(rows: list[int], completions: list[Completion]) -> None:
-        assert not told.keys() & set(rows)
-        told.update(zip(rows, completions, strict=True))
+        assert not result.keys() & set(rows)
+        result.update(zip(rows, completions, strict=True))
         counts.append(len(rows))
 
     expected = asked.decoded(llama, batch_size=5, context_limit=28, top_k=20)
     found = asked.decoded(llama, batch_size=5, context_limit=28, top_k=20, on_finished=on_finished)
     same(found, expected)
-    assert all(told[row] is completion for row, completion in enumerate(found.completions))
+    assert all(result[row] is completion for row, completion in enumerate(found.completions))
     assert len(counts) > 4, "at different times"
 
 

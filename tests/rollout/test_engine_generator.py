@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fake_engine import FakeEngine, use_fake_engines
-from players import DRAWS, ROLLOUT, Players, Rounds, said
+from players import DRAWS, ROLLOUT, Players, Rounds, transcript
 
 from ippo_cli.config.errors import EngineError, PreemptionRequested
 from ippo_cli.rollout.engine_generator import EngineGenerator, request_seed
@@ -189,7 +189,7 @@ def test_slow_environment_delays_only_its_episode() -> None:
     in_steps = sum(max(delay(row, number) for row in rows) for number in range(STEPS))
     assert in_steps > 1.5 * slowest, "waiting for each other would take this long"
     assert seconds < 1.3 * slowest
-    assert len(said(found[0])) == 2 * STEPS
+    assert len(transcript(found[0])) == 2 * STEPS
     assert expected[0].failure is None
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from players import DRAWS, ROLLOUT, TOKENIZER, Players, Rounds, model_of, said
+from players import DRAWS, ROLLOUT, TOKENIZER, Players, Rounds, model_of, transcript
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.schema import AdapterInit, AdapterMismatch, LoraConfig
@@ -53,11 +53,11 @@ class ThreeRounds(Rounds):
 
     agents = AGENTS
 
-    def told(self) -> dict[str, str]:
-        told = super().told()
+    def observations(self) -> dict[str, str]:
+        observations = super().observations()
         if self.number % 2:
-            told.pop(AGENTS[self.row % 3])
-        return told
+            observations.pop(AGENTS[self.row % 3])
+        return observations
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         return super().step(actions)
@@ -83,10 +83,10 @@ def players() -> Players:
 def test_joint_decoding_matches_separate(players: Players, greedy: bool, continues: bool) -> None:
     draws = replace(DRAWS, greedy=greedy)
     assert together(players) == [AGENTS]
-    joint = [said(one) for one in players.play(ThreeRounds, range(11), continues=continues, draws=draws)]
+    joint = [transcript(one) for one in players.play(ThreeRounds, range(11), continues=continues, draws=draws)]
     players.policies = Alone(players.policies)  # type: ignore[assignment]
     assert together(players) == [(name,) for name in AGENTS]
-    assert [said(one) for one in players.play(ThreeRounds, range(11), continues=continues, draws=draws)] == joint
+    assert [transcript(one) for one in players.play(ThreeRounds, range(11), continues=continues, draws=draws)] == joint
     texts = {name: {str(turn[4]) for episode in joint for turn in episode if turn[0] == name} for name in AGENTS}
     assert len(set(map(frozenset, texts.values()))) == 3  # the agents' outputs differ
 

@@ -105,8 +105,8 @@ def test_other_models_use_other_runners(
     way, config = OTHERS[name]
     model = random_weights(config(len(asked.tokenizer)), scale=2.0).to(dtype)
     assert isinstance(model_runner_for(model), way)
-    (said,) = (record.getMessage() for record in caplog.records if record.name == model_runner.__name__)
-    assert {StaticBatching: "keep their places empty", Recompute: "decoding without one is slow"}[way] in said
+    (output,) = (record.getMessage() for record in caplog.records if record.name == model_runner.__name__)
+    assert {StaticBatching: "keep their places empty", Recompute: "decoding without one is slow"}[way] in output
     found = asked.decoded(model, max_new_tokens=12)
     assert found.response_mask.sum() > 60
     if dtype == torch.float32:

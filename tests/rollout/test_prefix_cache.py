@@ -25,7 +25,7 @@ from ippo_cli.rollout.prefix_cache import CacheBlock, Prefix, PrefixCache
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 from ippo_cli.types import Completion
 
-Said = list[tuple[int, list[int], Completion]]  # row, prompt, completion, by turn
+RecordedTurns = list[tuple[int, list[int], Completion]]  # row, prompt, completion, by turn
 
 
 def dialogue(
@@ -40,11 +40,11 @@ def dialogue(
     rewritten: float = 0.0,
     any_rank: Callable[[bool], bool] | None = None,
     **sampling: Any,
-) -> Said:
+) -> RecordedTurns:
     """Rows with observations of random length after each turn; some end after each turn, some skip one, and some have a
     `rewritten` history. The events of a row are a function of the seed, the row and the turn.
     """
-    settings, said = replace(PLAIN, **{"max_new_tokens": 6, **sampling}), []
+    settings, result = replace(PLAIN, **{"max_new_tokens": 6, **sampling}), []
     prompts = {
         row: random.Random(f"{seed}/{row}").choices(range(3, len(tokenizer)), k=1 + row * 5 % 11) for row in rows
     }
@@ -65,19 +65,19 @@ def dialogue(
             any_rank=any_rank,
         )
         for row, completion in zip(present, completions, strict=True):
-            said.append((row, prompts[row], completion))
+            result.append((row, prompts[row], completion))
             chance = random.Random(f"{seed}/{row}/{turn}")
-            told = chance.choices(range(3, len(tokenizer)), k=chance.randint(1, 9))
-            prompts[row] = prompts[row] + completion.ids.tolist() + told
+            actual = chance.choices(range(3, len(tokenizer)), k=chance.randint(1, 9))
+            prompts[row] = prompts[row] + completion.ids.tolist() + actual
             if chance.random() < rewritten:
                 place = chance.randrange(len(prompts[row]))
                 prompts[row] = [*prompts[row][:place], 3 + chance.randrange(20), *prompts[row][place + 1 :]]
             if chance.random() < 0.2:
                 del prompts[row]
-    return said
+    return result
 
 
-def same(found: Said, expected: Said) -> None:
+def same(found: RecordedTurns, expected: RecordedTurns) -> None:
     assert len(found) == len(expected)
     for (row, prompt, one), (other_row, other_prompt, other) in zip(found, expected, strict=True):
         assert (row, prompt, one.ids.tolist()) == (other_row, other_prompt, other.ids.tolist())
@@ -87,9 +87,9 @@ def same(found: Said, expected: Said) -> None:
 
 
 @torch.no_grad()
-def teacher_forced(model: Any, said: Said) -> list[Tensor]:
+def teacher_forced(model: Any, message: RecordedTurns) -> list[Tensor]:
     found = []
-    for _, prompt, completion in said:
+    for _, prompt, completion in message:
         whole = torch.tensor([prompt + completion.ids.tolist()])
         logprobs = torch.log_softmax(model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1], dim=-1)
         found.append(logprobs.gather(1, completion.ids[:, None]).squeeze(1))
@@ -172,9 +172,9 @@ def turn_of(model: Any, tokenizer: Any, prefixes: PrefixCache, prompts: list[lis
 def test_only_new_tokens_read(llama: Any, tokenizer: Any) -> None:
     prefixes, widths = PrefixCache(), []
     first = [[5, 6, 7, 8], [9, 8, 7]]
-    said = turn_of(llama, tokenizer, prefixes, first)
+    result = turn_of(llama, tokenizer, prefixes, first)
     assert (prefixes.read_tokens, prefixes.reused_tokens) == (7, 0)
-    known = [prompt + one.ids.tolist() for prompt, one in zip(first, said, strict=True)]
+    known = [prompt + one.ids.tolist() for prompt, one in zip(first, result, strict=True)]
     later = [known[0] + [4, 4], known[1] + [11]]
     llama.model.embed_tokens.register_forward_hook(lambda _, inputs, __: widths.append(tuple(inputs[0].shape)))
     turn_of(llama, tokenizer, prefixes, later)
@@ -244,8 +244,8 @@ def test_eviction_order_and_key_replacement() -> None:
 
 def test_interruption_releases_prefixes(llama: Any, tokenizer: Any) -> None:
     prefixes, prompts = PrefixCache(), [[5, 6, 7, 8], [9, 8, 7], [3, 4]]
-    said = turn_of(llama, tokenizer, prefixes, prompts)
-    known = [prompt + one.ids.tolist() + [4] for prompt, one in zip(prompts, said, strict=True)]
+    result = turn_of(llama, tokenizer, prefixes, prompts)
+    known = [prompt + one.ids.tolist() + [4] for prompt, one in zip(prompts, result, strict=True)]
 
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt

@@ -12,7 +12,7 @@ import pytest
 import torch
 from chats import FAMILIES, tokenizer_of
 from players import model_of
-from reference import Reader, Row, Script, ScriptedWorld, Told, reference_row, replayed, templated
+from reference import Reader, Row, Script, ScriptedStep, ScriptedWorld, reference_row, replayed, templated
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.compose.load import load_config
@@ -38,7 +38,7 @@ def irregular(chance: random.Random, agents: Sequence[str]) -> Script:
     """Agents selected by the previous messages, rewards at any step for any agent, and any kind of end."""
     salt = chance.random()
 
-    def script(example: Any, rounds: Sequence[Any]) -> Told:
+    def script(example: Any, rounds: Sequence[Any]) -> ScriptedStep:
         luck = random.Random(f"{salt} {example['q']} {[sorted(one.items()) for one in rounds]}")
         observations = {
             name: "".join(luck.choices("xyz\n", k=luck.randint(1, 9)))
@@ -47,7 +47,7 @@ def irregular(chance: random.Random, agents: Sequence[str]) -> Script:
         paid = {name: float(luck.randint(-3, 3)) for name in agents if luck.random() < 0.4}
         over = luck.random() if len(rounds) > 1 else 1.0
         ended, cut = over < 0.25 or len(rounds) == 5, over > 0.75 and len(rounds) > 1
-        return Told(observations, paid if rounds else {}, terminated=ended, truncated=cut and not ended)
+        return ScriptedStep(observations, paid if rounds else {}, terminated=ended, truncated=cut and not ended)
 
     return script
 
@@ -148,11 +148,11 @@ def own(script: Script) -> Any:
 
     def debate(example: Any, agents: Sequence[str]) -> Any:
         rounds: list[Any] = []
-        told = script(example, rounds)
-        while not told.terminated:
-            rounds.append((yield dict(told.observations)))
-            told = script(example, rounds)
-        return dict(told.rewards)
+        result = script(example, rounds)
+        while not result.terminated:
+            rounds.append((yield dict(result.observations)))
+            result = script(example, rounds)
+        return dict(result.rewards)
 
     return debate
 
@@ -160,10 +160,10 @@ def own(script: Script) -> Any:
 def without_cuts(script: Script) -> Script:
     """The script with rewards only at the end and without truncation."""
 
-    def uncut(example: Any, rounds: Sequence[Any]) -> Told:
-        told = script(example, rounds)
-        ended = told.terminated or told.truncated
-        return replace(told, rewards=told.rewards if ended else {}, terminated=ended, truncated=False)
+    def uncut(example: Any, rounds: Sequence[Any]) -> ScriptedStep:
+        result = script(example, rounds)
+        ended = result.terminated or result.truncated
+        return replace(result, rewards=result.rewards if ended else {}, terminated=ended, truncated=False)
 
     return uncut
 

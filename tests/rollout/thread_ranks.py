@@ -30,9 +30,9 @@ def on_ranks(count: int, model: Any, work: Callable[[int, Any, AnyRank], Any]) -
             forwards[rank].append(made)
             flags[rank] = flag
             barrier.wait()
-            said = any(flags)
+            result = any(flags)
             barrier.wait()
-            return said
+            return result
 
         own.register_forward_hook(counted)
         found[rank] = work(rank, own, any_rank)

@@ -158,9 +158,9 @@ def test_every_damage_is_reported_and_skipped(
 ) -> None:
     older, newer = checkpoint(4), checkpoint(6)
     assert newest_intact_checkpoint(tmp_path) == newer
-    harm, said = DAMAGES[damage]
+    harm, result = DAMAGES[damage]
     harm(newer)
-    assert said in str(find_damage(newer))
+    assert result in str(find_damage(newer))
     assert newest_intact_checkpoint(tmp_path) == older
     assert f"warning: {newer} is damaged" in capsys.readouterr().out
 
@@ -393,10 +393,10 @@ def test_damaged_checkpoints_do_not_count_as_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [("schema_version", 99, "a different checkpoint format"), ("world_size", 2, "set launch.processes=2")],
 )
-def test_other_format_or_world_size_is_rejected(key: str, value: int, said: str, tmp_path: Path) -> None:
+def test_other_format_or_world_size_is_rejected(key: str, value: int, message: str, tmp_path: Path) -> None:
     made = checkpoints(tmp_path)
     made.save(state(1))
     folder = made.folder / checkpoint_name(1)
@@ -405,7 +405,7 @@ def test_other_format_or_world_size_is_rejected(key: str, value: int, said: str,
     (temporary / MANIFEST).unlink()
     (temporary / "state.json").write_text(json.dumps({**stored, key: value}))
     commit_all(temporary, folder)
-    with pytest.raises(ResumeError, match=said):
+    with pytest.raises(ResumeError, match=message):
         made.load(state(0), made.find_newest_intact())
 
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from small import a_trainer
+from small import open_trainer
 
 from ippo_cli.config.errors import Preempted
 from ippo_cli.runs import deadline
@@ -43,7 +43,7 @@ def test_no_iteration_starts_if_it_would_be_aborted() -> None:
 def test_run_saves_before_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline, "MARGIN_S", 1.0)
     endless = ("num_iterations=100000", "checkpoint.every=0", "evaluation.every=0", "checkpoint.save_deadline=1000")
-    with a_trainer(tmp_path, *endless) as trainer:
+    with open_trainer(tmp_path, *endless) as trainer:
         assert trainer.time_limit.limit == build_trainer.PROCESS_STARTED_AT + 1000
         end = time.time() + 3.0
         trainer.time_limit.limit = end

@@ -106,15 +106,15 @@ def test_parent_keeps_handlers_and_signal_mask() -> None:
 
 
 def test_waiter_is_notified_once_of_a_signal() -> None:
-    said: list[str] = []
+    result: list[str] = []
     with PreemptionHandler() as preemption:
-        preemption.on_preemption = said.append
+        preemption.on_preemption = result.append
         time.sleep(2 * WATCH_INTERVAL_S)
-        assert said == []
+        assert result == []
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(2 * WATCH_INTERVAL_S)
-    assert said == ["SIGTERM"]
+    assert result == ["SIGTERM"]
 
 
 def test_pool_can_be_terminated() -> None:

@@ -154,14 +154,14 @@ def test_preempted_sweep_starts_no_job_and_resumes(tmp_path):
     process = ippo_train(tmp_path, *sweep, "resume=auto")
     wait_for_rows(tmp_path, 2, "out/default/*/1/metrics.jsonl")
     process.send_signal(signal.SIGTERM)
-    said = finished(process, 75)
+    result = finished(process, 75)
     [folder] = tmp_path.glob("out/default/multirun-*")
-    assert f"resume with: ippo-train -m resume={folder.relative_to(tmp_path)}" in said
+    assert f"resume with: ippo-train -m resume={folder.relative_to(tmp_path)}" in result
     assert [row["state"] for row in sweep_rows(folder)] == ["preempted", "waiting"]
     assert [path.parent.name for path in folder.glob("*/run.json")] == ["1"]
     slow.unlink()
-    said = finished(ippo_train(tmp_path, *sweep, "resume=auto"))
-    assert "resumed from" in said
+    result = finished(ippo_train(tmp_path, *sweep, "resume=auto"))
+    assert "resumed from" in result
     assert list(tmp_path.glob("out/default/*")) == [folder]
     assert [row["state"] for row in sweep_rows(folder)] == ["done", "done"]
     assert [row["iteration"] for row in rows(folder / "1")] == [0, 1, 2, 3, 4, 5]

@@ -41,8 +41,8 @@ def piped(program: str) -> tuple[int, str]:
     assert process.stderr is not None
     process.stdout.readline()
     process.stdout.close()
-    said = process.stderr.read()
-    return process.wait(timeout=60), said
+    printed = process.stderr.read()
+    return process.wait(timeout=60), printed
 
 
 def test_command_exits_quietly_without_reader() -> None:
@@ -50,16 +50,16 @@ def test_command_exits_quietly_without_reader() -> None:
 
 
 def test_training_continues_without_reader() -> None:
-    code, said = piped(LINES.format(before="ignore_closed_output()"))
+    code, text = piped(LINES.format(before="ignore_closed_output()"))
     assert code == 0
-    assert said == "ippo: the output has no reader any more; training continues\ndone\n"
+    assert text == "ippo: the output has no reader any more; training continues\ndone\n"
 
 
 def test_help_without_reader() -> None:
     program = "import sys; sys.argv[1:] = ['--help']\nfrom ippo_cli.cli.train import main\nmain()"
-    code, said = piped(program)
+    code, result = piped(program)
     assert code in (0, 141)  # output that fits into the pipe is written before the reader exits
-    assert said == ""
+    assert result == ""
 
 
 def test_other_closed_pipe_is_not_a_closed_output() -> None:
@@ -138,14 +138,14 @@ def test_run_continues_and_plan_exits_without_reader(tmp_path: Path) -> None:
         call = f"sys.argv = ['ippo-train', *{[*SMALL, f'output_dir={tmp_path}', *arguments]!r}]"
         return piped(f"import sys; {call}\nfrom ippo_cli.cli.train import main\nmain()")
 
-    code, said = piped_command()
+    code, result = piped_command()
     assert code == 0
-    assert "the output has no reader any more; training continues" in said
+    assert "the output has no reader any more; training continues" in result
     (state,) = tmp_path.glob("default/*/run.json")
     assert json.loads(state.read_text())["state"] == "done"
-    code, said = piped_command("mode=plan")
+    code, result = piped_command("mode=plan")
     assert code in (0, 141)
-    assert "Traceback" not in said
+    assert "Traceback" not in result
 
 
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])

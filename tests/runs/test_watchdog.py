@@ -11,7 +11,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
-from rank_scripts import said, start_ranks
+from rank_scripts import read_output, start_ranks
 
 from ippo_cli.runs.watchdog import descendants, surviving_children
 
@@ -56,7 +56,7 @@ def suspend(folder: Path, children: list[ForkServerProcess]) -> None:
 @pytest.mark.parametrize("scene", ["waits", "within", "suspended"])
 def test_waiting_or_suspended_ranks_do_not_hang(ended: Ended, scene: str) -> None:
     folder, codes = ended[scene]
-    assert codes == [0] * SCENES[scene], said(folder)
+    assert codes == [0] * SCENES[scene], read_output(folder)
     assert not (folder / "errors").exists()
 
 
@@ -64,7 +64,7 @@ def test_waiting_or_suspended_ranks_do_not_hang(ended: Ended, scene: str) -> Non
 def test_stopped_rank_ends_others_with_exit_code_11(ended: Ended, stopped: int) -> None:
     folder, codes = ended[f"stopped{stopped}"]
     other = 1 - stopped
-    assert codes[other] == 11, said(folder)
+    assert codes[other] == 11, read_output(folder)
     assert "in barrier" in (folder / "errors" / f"stacks_rank_{other}.txt").read_text()
     assert "no rank made progress for 1 s" in (folder / f"errors{other}").read_text()
     assert json.loads((folder / "run.json").read_text())["state"] == "failed"
@@ -72,13 +72,13 @@ def test_stopped_rank_ends_others_with_exit_code_11(ended: Ended, stopped: int) 
 
 def test_hanging_ranks_write_stacks_and_kill_children(ended: Ended) -> None:
     folder, codes = ended["hangs"]
-    assert codes == [11, 11], said(folder)
+    assert codes == [11, 11], read_output(folder)
     for rank in (0, 1):
         assert "in hangs" in (folder / "errors" / f"stacks_rank_{rank}.txt").read_text()
         child = int((folder / f"child{rank}").read_text())
         assert not Path(f"/proc/{child}/exe").exists() or "sleep" not in os.readlink(f"/proc/{child}/exe")
-    told = [(folder / f"errors{rank}").read_text().count("no rank made progress") for rank in (0, 1)]
-    assert sorted(told) == [0, 1]
+    output = [(folder / f"errors{rank}").read_text().count("no rank made progress") for rank in (0, 1)]
+    assert sorted(output) == [0, 1]
     assert descendants(2**30) == []
 
 

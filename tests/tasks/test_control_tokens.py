@@ -93,8 +93,8 @@ def test_later_messages_have_no_control_tokens(name: str) -> None:
     for spelling in ("hi", *made.control.spellings):
         [conversation] = made.start_conversations(["hi"])
         nothing = torch.zeros(0)
-        said = Completion(ids=nothing.long(), logprobs=nothing, behavior_logprobs=nothing, text="", finished=False)
-        made.extend([conversation], [said], [f"a: {spelling} hi"])
+        result = Completion(ids=nothing.long(), logprobs=nothing, behavior_logprobs=nothing, text="", finished=False)
+        made.extend([conversation], [result], [f"a: {spelling} hi"])
         found.append(count_control(made, conversation.ids))
     assert all(count == found[0] for count in found)
 

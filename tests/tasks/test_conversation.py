@@ -122,8 +122,8 @@ def test_too_long_prompt_is_rejected_and_not_truncated(formats: Make) -> None:
     made.formats["low"].check_length(fits.text, len(fits.ids), 99)
     with pytest.raises(ConfigError) as raised:
         made.formats["low"].check_length(long.text, len(long.ids), 99)
-    said = str(raised.value)
-    assert said.startswith("rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, 'abcdef<'; ")
+    message = str(raised.value)
+    assert message.startswith("rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, 'abcdef<'; ")
 
 
 WIDE = {"low": 99, "high": 99}
@@ -133,8 +133,8 @@ def test_too_long_prompts_are_found_before_training(formats: Make) -> None:
     made = formats(max_prompt_tokens=6)
     with pytest.raises(ConfigError) as raised:
         made.refuse_too_long(ROWS, "the training data", WIDE)
-    said = "rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, row 5 of the training data, "
-    assert str(raised.value).startswith(said + "'abcdef<'; ")
+    result = "rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, row 5 of the training data, "
+    assert str(raised.value).startswith(result + "'abcdef<'; ")
     made.refuse_too_long(ROWS[:5], "the training data", WIDE)
     with pytest.raises(ConfigError, match=r"^rollout\.max_prompt_tokens=60 allows .*, which leaves no room") as raised:
         formats().refuse_too_long(ROWS, "the data", WIDE | {"high": 6})
@@ -175,9 +175,9 @@ def completion_of(tokenizer: Any, text: str, *, finished: bool) -> Completion:
     before = tokenizer("x", add_special_tokens=False).input_ids  # a tokenizer may add a mark before a text
     ids = tokenizer(f"x{text}", add_special_tokens=False).input_ids[len(before) :]
     tokens = torch.tensor(ids + [tokenizer.eos_token_id] * finished, dtype=torch.long)
-    said = tokenizer.decode(tokens, skip_special_tokens=True)
+    message = tokenizer.decode(tokens, skip_special_tokens=True)
     nothing = torch.zeros(len(tokens))
-    return Completion(ids=tokens, logprobs=nothing, behavior_logprobs=nothing, text=said, finished=finished)
+    return Completion(ids=tokens, logprobs=nothing, behavior_logprobs=nothing, text=message, finished=finished)
 
 
 def afresh(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
@@ -202,11 +202,11 @@ def test_incremental_ids_match_full_tokenization(name: str, turns: Any, system: 
     (first, *_) = turns
     (conversation,) = chat.start_conversations([first[0]])
     messages.append({"role": "user", "content": first[0]})
-    for (_, said, finished), (told, _, _) in pairwise(turns):
+    for (_, expected, finished), (result, _, _) in pairwise(turns):
         # White space that a template or special token strips cannot be part of the history.
-        text = said.strip() if "trim" in family.template or family.stripping else said
-        chat.extend([conversation], [completion_of(tokenizer, text, finished=finished)], [told])
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": told}]
+        text = expected.strip() if "trim" in family.template or family.stripping else expected
+        chat.extend([conversation], [completion_of(tokenizer, text, finished=finished)], [result])
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": result}]
         assert conversation.ids == afresh(tokenizer, messages)
         assert not conversation.detached
 
@@ -235,9 +235,9 @@ def test_error_shows_where_history_was_rewritten() -> None:
     conversations = chat.start_conversations(["Is it?"])
     with pytest.raises(ConfigError) as raised:
         chat.extend(conversations, [completion_of(chat.tokenizer, THINKING, finished=True)], ["Sure?"])
-    said = str(raised.value)
-    assert "tokenizer writes 'im_start|>assistant\\nYes.<|im_end|>" in said
-    assert "where the context has 'im_start|>assistant\\n<think>\\nHm.\\n</think>\\n\\nYes.'; use" in said
+    text = str(raised.value)
+    assert "tokenizer writes 'im_start|>assistant\\nYes.<|im_end|>" in text
+    assert "where the context has 'im_start|>assistant\\n<think>\\nHm.\\n</think>\\n\\nYes.'; use" in text
 
 
 @pytest.mark.parametrize("name", REWRITING)
@@ -246,10 +246,10 @@ def test_rewritten_history_is_retokenized_with_history_turns(name: str) -> None:
     conversations = chat.start_conversations(["Is it?", "Why?"])
     messages = [{"role": "system", "content": "Be brief."}]
     messages += [{"role": "user", "content": "Is it?"}]
-    for told in ("Sure?", "Really?"):
+    for result in ("Sure?", "Really?"):
         answers = [completion_of(chat.tokenizer, text, finished=True) for text in (THINKING, "No.")]
-        chat.extend(conversations, answers, [told, told])
-        messages += [{"role": "assistant", "content": THINKING}, {"role": "user", "content": told}]
+        chat.extend(conversations, answers, [result, result])
+        messages += [{"role": "assistant", "content": THINKING}, {"role": "user", "content": result}]
         assert conversations[0].ids == afresh(chat.tokenizer, messages)
         assert [conversation.detached for conversation in conversations] == [True, name != "qwen3"]
 

@@ -89,12 +89,12 @@ SIGNS = {
 def read(row: Example) -> list[int]:
     """The steps, computed from the question text."""
     a, b, c = numbers_of(row)
-    said = [sign for _, sign in sorted((row["question"].find(verb), sign) for verb, sign in SIGNS.items()) if _ >= 0]
-    if len(said) == 1:
+    result = [sign for _, sign in sorted((row["question"].find(verb), sign) for verb, sign in SIGNS.items()) if _ >= 0]
+    if len(result) == 1:
         assert re.search(r"buys \d+ bags of|fills \d+ boxes with", row["question"])
-        return [a * b, a * b + c if said == ["+"] else a * b - c]
-    first = a + b if said[0] == "+" else a - b
-    return [first, first + c if said[1] == "+" else first - c]
+        return [a * b, a * b + c if result == ["+"] else a * b - c]
+    first = a + b if result[0] == "+" else a - b
+    return [first, first + c if result[1] == "+" else first - c]
 
 
 @pytest.mark.parametrize("problems", WORD_PROBLEMS[:3])
@@ -127,13 +127,13 @@ def test_held_out_problems_have_new_numbers_or_templates() -> None:
     for problems in (word_problems.held_out, word_problems.other_templates):
         assert not numbers & {numbers_of(row) for row in problems()}
     assert not shapes & {words_of(row) for row in [*word_problems.other_templates(), *word_problems.other_words()]}
-    told = " ".join(shapes)
+    result = " ".join(shapes)
     for phrase in [*word_problems.GAINS, *word_problems.LOSSES, *word_problems.AMOUNTS, *word_problems.PRODUCTS]:
-        assert phrase.format("#", "#", things="T") in told
+        assert phrase.format("#", "#", things="T") in result
 
 
 @pytest.mark.parametrize(
-    ("task", "told"),
+    ("task", "result"),
     [
         ("arithmetic", {"solo": "What is 30 + 20? Answer with the number only."}),
         ("arithmetic_pair", {"add": "What is 30 + 20?", "subtract": "What is 30 - 20?"}),
@@ -141,11 +141,11 @@ def test_held_out_problems_have_new_numbers_or_templates() -> None:
         ("writing", {"brief": "Write one short sentence about the history of bread.", "long": "the history of bread"}),
     ],
 )
-def test_bundled_tasks_prompt_agents_with_rows(task: str, told: dict[str, str]) -> None:
+def test_bundled_tasks_prompt_agents_with_rows(task: str, result: dict[str, str]) -> None:
     config = load_config([f"task={task}", "actor=full", "actor.model=folder"]).task
     assert isinstance(config, ConversationConfig)
     loaded = load_task(config, 0)
     world = make_task_factory(config)()
     asked = world.reset(loaded.train[0], 0)
-    assert {name for name in told} == set(config.agents)
-    assert all(words in str(asked) for words in told.values()), asked
+    assert {name for name in result} == set(config.agents)
+    assert all(words in str(asked) for words in result.values()), asked

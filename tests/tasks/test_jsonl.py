@@ -84,7 +84,7 @@ def test_changed_file_is_read_again(file: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "the file does not exist"),
         ("", "has no rows"),
@@ -93,12 +93,12 @@ def test_changed_file_is_read_again(file: str) -> None:
     ids=["missing", "empty", "broken"],
 )
 def test_file_without_rows_raises_one_error_and_prints_nothing(
-    text: str | None, said: str, file: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    text: str | None, message: str, file: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bad.jsonl"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(PreflightError, match=said) as raised:
+    with pytest.raises(PreflightError, match=message) as raised:
         jsonl_examples(config(file, str(path)), seed=0)
     assert str(raised.value).startswith(f"task.eval={path}")
     assert raised.value.exit_code == 3
@@ -115,14 +115,14 @@ def test_rows_without_template_fields_are_rejected(kind: str, file: str, tmp_pat
     else:
         datasets.Dataset.from_list(lacking).to_parquet(str(path))
     asked = PromptConfig(template="{prompt}", system=None, answer="{answer}")
-    told = config(file, str(path))
-    told.agents["solo"] = asked  # type: ignore[assignment]
+    result = config(file, str(path))
+    result.agents["solo"] = asked  # type: ignore[assignment]
     with pytest.raises(PreflightError, match=r"1 of 7 rows have no 'answer', which task\.agents\.solo\.answer names"):
-        jsonl_examples(told, seed=0)
-    told.eval_size = 5  # the row is not among the first five
-    assert len(jsonl_examples(told, seed=0)[1]) == 5
-    told.eval_size, asked.answer = None, None
-    assert len(jsonl_examples(told, seed=0)[1]) == 7
+        jsonl_examples(result, seed=0)
+    result.eval_size = 5  # the row is not among the first five
+    assert len(jsonl_examples(result, seed=0)[1]) == 5
+    result.eval_size, asked.answer = None, None
+    assert len(jsonl_examples(result, seed=0)[1]) == 7
 
 
 def test_name_that_is_not_a_file_is_a_dataset_id(file: str) -> None:
@@ -161,10 +161,10 @@ def test_csv_cells_are_read_as_text(tmp_path: Path) -> None:
 
 def test_empty_csv_cell_is_null(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("prompt,answer\nx,\n")
-    told = config(str(tmp_path / "rows.csv"), str(tmp_path / "rows.csv"))
-    told.agents["solo"] = PromptConfig(template="{prompt}", system=None, answer="{answer}")  # type: ignore[assignment]
+    result = config(str(tmp_path / "rows.csv"), str(tmp_path / "rows.csv"))
+    result.agents["solo"] = PromptConfig(template="{prompt}", system=None, answer="{answer}")  # type: ignore[assignment]
     with pytest.raises(PreflightError, match="1 of 1 rows have no 'answer'"):
-        jsonl_examples(told, seed=0)
+        jsonl_examples(result, seed=0)
 
 
 def test_unknown_file_suffix_is_rejected(file: str, tmp_path: Path) -> None:
@@ -306,13 +306,13 @@ def test_map_and_filter_apply_and_count_excluded_rows(file: str, code: str) -> N
     assert str(counts) == f"{file}: 7 rows, 1 excluded by task.map, 3 excluded by task.filter: 3 are used"
     train, _ = jsonl_examples(config(file, file, filter=f"{code}:even", train_size=3), seed=0)
     assert [row["n"] for row in rows(train)] == [0, 2, 4]
-    for changes, said in (
+    for changes, expected in (
         ({"map": f"{code}:broken"}, r"task.map=.*:broken fails on a row \(.*RuntimeError: no"),
         ({"filter": "level == 'easy'"}, r"task.filter=level == 'easy' fails on a row \(.*level"),
         ({"filter": "n <"}, r"task.filter=n < is not a valid Jinja expression"),
         ({"filter": "().__class__.__mro__[1].__subclasses__()"}, "task.filter=.* fails on a row"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=expected):
             jsonl_examples(config(file, file, **changes), seed=0)
     with pytest.raises(
         PreflightError, match=r"has no rows left \(.*: 7 rows, 7 excluded by task.filter: 0 are used\)$"
@@ -322,10 +322,10 @@ def test_map_and_filter_apply_and_count_excluded_rows(file: str, code: str) -> N
 
 def test_field_missing_in_one_source_is_rejected(file: str, tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text('{"prompt": "x"}\n')
-    told = config([file, str(tmp_path / "other.jsonl")], file, weights=[1, 1])  # type: ignore[arg-type]
-    told.agents["solo"] = PromptConfig(template="{prompt}", system=None, answer="{answer}")  # type: ignore[assignment]
+    result = config([file, str(tmp_path / "other.jsonl")], file, weights=[1, 1])  # type: ignore[arg-type]
+    result.agents["solo"] = PromptConfig(template="{prompt}", system=None, answer="{answer}")  # type: ignore[assignment]
     with pytest.raises(PreflightError, match="1 of 8 rows have no 'answer'"):
-        jsonl_examples(told, seed=0)
+        jsonl_examples(result, seed=0)
 
 
 def test_eval_share_splits_rows_by_seed(file: str) -> None:
@@ -408,10 +408,10 @@ def test_files_are_not_loaded_into_memory(suffix: str, tmp_path: Path) -> None:
             for _ in range(40):
                 writer.write_table(pyarrow.table({"prompt": words}))
     environment = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache")}
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", MEMORY, str(file)], env=environment, capture_output=True, text=True, check=True
     )
-    size, grown = map(float, told.stdout.split())
+    size, grown = map(float, output.stdout.split())
     assert size > 380
     assert grown < size / 2, f"{grown:.0f} of {size:.0f} MiB"
 
@@ -449,8 +449,8 @@ def test_column_missing_in_first_row_is_kept(tmp_path: Path) -> None:
 def test_weighted_source_without_training_rows_is_rejected(file: str, tmp_path: Path) -> None:
     single = tmp_path / "single.jsonl"
     single.write_text(json.dumps(ROWS[0]) + "\n")
-    told = config([file, str(single)], None, weights=[1, 1], eval_share=0.5)  # type: ignore[arg-type]
-    drawn = {seed: held_out_rows(told, seed) for seed in range(8)}
+    result = config([file, str(single)], None, weights=[1, 1], eval_share=0.5)  # type: ignore[arg-type]
+    drawn = {seed: held_out_rows(result, seed) for seed in range(8)}
     away = {seed for seed, held_out in drawn.items() if getattr(held_out, "sizes", ())[1]}
     assert 0 < len(away) < len(drawn)
     for seed, held_out in drawn.items():
@@ -461,7 +461,7 @@ def test_weighted_source_without_training_rows_is_rejected(file: str, tmp_path: 
             else nullcontext()
         )
         with expected:
-            jsonl_examples(told, seed)
+            jsonl_examples(result, seed)
 
 
 def test_null_fields_may_be_tested_but_not_rendered(tmp_path: Path) -> None:
@@ -470,9 +470,9 @@ def test_null_fields_may_be_tested_but_not_rendered(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def asked(template: str, **changes: Any) -> list[str]:
-        told = config(str(path), str(path), **changes)
-        told.agents["solo"] = PromptConfig(template=template, system=None, answer="{answer}")  # type: ignore[assignment]
-        return [render_template(template, row, "where") for row in jsonl_examples(told, seed=0)[0]]
+        result = config(str(path), str(path), **changes)
+        result.agents["solo"] = PromptConfig(template=template, system=None, answer="{answer}")  # type: ignore[assignment]
+        return [render_template(template, row, "where") for row in jsonl_examples(result, seed=0)[0]]
 
     tested = "jinja:{% if context %}{{ context }} {% endif %}{{ prompt }}"
     assert asked(tested) == ["c a", "b"]
@@ -496,15 +496,15 @@ def test_folder_of_json_lines_keeps_types_unless_declared(tmp_path: Path) -> Non
     folder.mkdir()
     lines = [{"day": "2024-01-05", "answer": 3}, {"day": "2024-01-06", "answer": 2.5}]
     (folder / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    told = config(str(folder), str(folder))
-    told.eval_split = "train[1:]"
-    train, held_out = jsonl_examples(told, seed=0)
+    result = config(str(folder), str(folder))
+    result.eval_split = "train[1:]"
+    train, held_out = jsonl_examples(result, seed=0)
     assert rows(train) == lines
     assert isinstance(train[0]["answer"], int)
     assert rows(held_out) == lines[1:]
     names = "  - name: day\n    dtype: string\n  - name: answer\n    dtype: float64\n"
     (folder / "README.md").write_text(f"---\ndataset_info:\n  features:\n{names}---\n")
-    assert isinstance(jsonl_examples(told, seed=0)[0][0]["answer"], float)
+    assert isinstance(jsonl_examples(result, seed=0)[0][0]["answer"], float)
 
 
 def test_parquet_files_keep_their_own_types(tmp_path: Path) -> None:
@@ -538,10 +538,10 @@ def test_folder_is_read_like_its_files(
 
 def test_list_in_a_later_row_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"q": "a", "x": "1"}\n{"q": "b", "x": ["1", "2"]}\n')
-    told = config(*[str(tmp_path / "x.jsonl")] * 2)
-    told.agents["solo"] = PromptConfig(template="{q}", system=None, answer="{x}")  # type: ignore[assignment]
+    result = config(*[str(tmp_path / "x.jsonl")] * 2)
+    result.agents["solo"] = PromptConfig(template="{q}", system=None, answer="{x}")  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"solo\.answer='\{x\}' writes the field 'x' as text, but it is a list"):
-        jsonl_examples(told, seed=0)
+        jsonl_examples(result, seed=0)
 
 
 @pytest.mark.parametrize("template", ["{x}", "jinja:{{ x }}"])

@@ -50,11 +50,11 @@ def test_train_and_held_out_examples_are_disjoint(config: LadderConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [("task.strides=8", "must be less than the 8 letters"), ("task.alphabet=a", "has fewer than two letters")],
 )
-def test_degenerate_ladders_are_rejected(override: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_degenerate_ladders_are_rejected(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_config(load_config(["task=ladder", override]), 1)
 
 

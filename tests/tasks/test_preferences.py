@@ -7,12 +7,15 @@ from typing import Any
 from ippo_cli.tasks.preferences import prompt_of
 
 
-def said(*texts: str) -> list[dict[str, str]]:
+def chat(*texts: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
 
 
 def test_prompt_of_message_lists() -> None:
-    row: dict[str, Any] = {"chosen": said("hi", "hello", "sum?", "4"), "rejected": said("hi", "hello", "sum?", "5")}
+    row: dict[str, Any] = {
+        "chosen": chat("hi", "hello", "sum?", "4"),
+        "rejected": chat("hi", "hello", "sum?", "5"),
+    }
     assert prompt_of({**row, "score": 1}) == {
         "score": 1,
         "prompt": "sum?",
@@ -20,7 +23,7 @@ def test_prompt_of_message_lists() -> None:
         "chosen": "4",
         "rejected": "5",
     }
-    found = prompt_of({"chosen": said("sum?", "4"), "rejected": said("sum?", "4")})
+    found = prompt_of({"chosen": chat("sum?", "4"), "rejected": chat("sum?", "4")})
     assert found is not None
     assert (found["prompt"], found["history"]) == ("sum?", "")
 
@@ -35,12 +38,18 @@ def test_prompt_of_texts() -> None:
 def test_existing_prompt_is_kept() -> None:
     found = prompt_of({"prompt": "p", "chosen": "a", "rejected": "b"})
     assert found == {"prompt": "p", "history": "", "chosen": "a", "rejected": "b"}
-    found = prompt_of({"prompt": said("one", "two", "three"), "chosen": said("", "a"), "rejected": said("", "b")})
+    found = prompt_of(
+        {
+            "prompt": chat("one", "two", "three"),
+            "chosen": chat("", "a"),
+            "rejected": chat("", "b"),
+        }
+    )
     assert found is not None
     assert (found["prompt"], found["history"], found["chosen"]) == ("three", "user: one\nassistant: two", "a")
 
 
 def test_rows_without_prompt_are_excluded() -> None:
     assert prompt_of({"chosen": "alike", "rejected": "alike"}) is None
-    assert prompt_of({"chosen": said("a", "b"), "rejected": said("c", "d")}) is None
+    assert prompt_of({"chosen": chat("a", "b"), "rejected": chat("c", "d")}) is None
     assert prompt_of({"text": "x"}) is None

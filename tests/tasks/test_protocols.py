@@ -35,15 +35,17 @@ def task() -> Make:
 
 def played(environment: Environment, answers: dict[str, list[Any]], example: Any = ROW) -> tuple[list[Any], Any]:
     """The observations of each step, and the last step; answers are consumed in order."""
-    told = environment.reset(example, seed=0)
-    seen, given = [dict(told)], {name: iter(texts) for name, texts in answers.items()}
+    observation = environment.reset(example, seed=0)
+    seen, given = [dict(observation)], {name: iter(texts) for name, texts in answers.items()}
     while True:
-        said = [(name, next(given[name])) for name in told]
-        step = environment.step({name: Action(*(text if isinstance(text, tuple) else (text,))) for name, text in said})
+        result = [(name, next(given[name])) for name in observation]
+        step = environment.step(
+            {name: Action(*(text if isinstance(text, tuple) else (text,))) for name, text in result}
+        )
         if step.terminated:
             return seen, step
-        told = step.observations
-        seen.append(dict(told))
+        observation = step.observations
+        seen.append(dict(observation))
 
 
 def test_parallel_agents_act_once_without_others_messages(task: Make) -> None:
@@ -205,8 +207,8 @@ def test_unavailable_template_fields_are_rejected_by_dry_run(
 
 def test_field_of_both_example_and_conversation_is_rejected(task: Make) -> None:
     row = {"letters": "ba", "turn": "left"}
-    (told,) = dry_run_examples(task("parallel", low="{turn}"), [row]).turns
-    assert told[1] == "left", "with one parallel turn only the example has values"
+    (result,) = dry_run_examples(task("parallel", low="{turn}"), [row]).turns
+    assert result[1] == "left", "with one parallel turn only the example has values"
     with pytest.raises(ConfigError, match="names 'turn', which is a field of both the examples and the conversation"):
         dry_run_examples(task("sequential", low="{turn}", high="{heard}"), [row])
 
@@ -313,8 +315,8 @@ def test_generator_protocol_sends_and_receives(own: Callable[[str], TaskConfig])
 def test_class_protocol_creates_one_object_per_episode(own: Callable[[str], TaskConfig]) -> None:
     made = make_protocol_factory(own("Debate"))()
     for _ in range(2):
-        told = made.reset(ROW, 0)
-        assert told == {"pro": "ba"}
+        result = made.reset(ROW, 0)
+        assert result == {"pro": "ba"}
         step = made.step({"pro": Action("x", finished=False)})
         assert (step.observations, step.rewards, step.terminated) == ({"contra": "x"}, {"pro": 0.25}, False)
         last = made.step({"contra": Action("y")})
@@ -377,26 +379,26 @@ class Counter:
     """An environment that returns all text so far."""
 
     def reset(self, example: Any, seed: int) -> dict[str, str]:
-        self.heard = f"{seed}"
-        return {"low": self.heard}
+        self.history = f"{seed}"
+        return {"low": self.history}
 
     def step(self, actions: Any) -> Step:
-        self.heard += "".join(action.text for action in actions.values())
-        cut = len(self.heard) > 2
-        return Step(observations={"low": self.heard}, rewards={"low": 1.0}, truncated=cut)
+        self.history += "".join(action.text for action in actions.values())
+        cut = len(self.history) > 2
+        return Step(observations={"low": self.history}, rewards={"low": 1.0}, truncated=cut)
 
     def close(self) -> None:
         self.closed = True
 
 
-@pytest.mark.parametrize(("later", "told"), [("{turn}{observation}", "27a"), (None, "ba7a>")])
-def test_observations_are_rendered_by_templates(later: str | None, told: str, task: Make) -> None:
+@pytest.mark.parametrize(("later", "result"), [("{turn}{observation}", "27a"), (None, "ba7a>")])
+def test_observations_are_rendered_by_templates(later: str | None, result: str, task: Make) -> None:
     agents = task("parallel", low=("{letters}{observation}>", later)).agents
     world = TemplatedEnvironment(Counter(), agents)
     for _ in range(2):
         assert world.reset(ROW, 7) == {"low": "ba7>"}
         step = world.step({"low": Action("a")})
-        assert (step.observations, step.rewards, step.truncated) == ({"low": told}, {"low": 1.0}, False)
+        assert (step.observations, step.rewards, step.truncated) == ({"low": result}, {"low": 1.0}, False)
         last = world.step({"low": Action("b")})
         assert last.truncated
         assert "7ab" in last.observations["low"], "the final observation uses the template, too"

@@ -43,13 +43,13 @@ def test_examples_depend_only_on_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("task.signals=a", "has only one signal"),
         ("task.symbols=0123", "make 4 messages, fewer than the 8 signals"),
         ("task.eval_size=7", "is less than the 8 signals; use at least 8"),
     ],
 )
-def test_unsolvable_games_are_rejected(override: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_unsolvable_games_are_rejected(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_config(load_config(["task=signalling", "reward=function", "reward.function=a.py:b", override]), 1)

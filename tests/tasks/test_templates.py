@@ -62,8 +62,8 @@ ROW = {"q": "x", "shots": [{"q": "a", "a": 1}, {"q": "b", "a": 2}], "nothing": N
 def test_jinja_template_has_statements_and_filters() -> None:
     assert render_template(SHOTS, ROW, "where") == "a=1\nb=2\nX="
     assert template_fields(SHOTS, "where") == {"shots", "q"}
-    told = {"turn": "2", "agents.low": "hm", "agents.high": None}
-    assert render_template("jinja: {{ turn }} {{ agents.low }}{{ agents['low'] }}", ROW, "where", told) == "2 hmhm"
+    result = {"turn": "2", "agents.low": "hm", "agents.high": None}
+    assert render_template("jinja: {{ turn }} {{ agents.low }}{{ agents['low'] }}", ROW, "where", result) == "2 hmhm"
     assert template_fields("jinja: {{ agents.low }} {{ q }}", "where") == {"agents.low", "q"}
     assert can_read_others("jinja: {{ agents.low }}", "where", {"agents.high"})
     assert not can_read_others("jinja: {{ q }}", "where", set())
@@ -98,8 +98,8 @@ FORMATTERS = """
 def plain(example):
     return f"Q: {example['q']}"
 
-def hearing(example, told):
-    return example["q"] + told["heard"]
+def render(example, values):
+    return example["q"] + values["heard"]
 
 def number(example):
     return 7
@@ -113,8 +113,8 @@ def test_function_template(tmp_path: Path) -> None:
     (tmp_path / "prompts.py").write_text(FORMATTERS)
     file = tmp_path / "prompts.py"
     assert render_template(f"{file}:plain", ROW, "where") == "Q: x"
-    assert render_template(f"{file}:hearing", ROW, "where", {"heard": "!", "agents.low": None}) == "x!"
-    assert first_message("a", PromptConfig(template=f"{file}:hearing"), ROW) == "x", "messages are not known yet"
+    assert render_template(f"{file}:render", ROW, "where", {"heard": "!", "agents.low": None}) == "x!"
+    assert first_message("a", PromptConfig(template=f"{file}:render"), ROW) == "x", "messages are not known yet"
     assert first_message("a", PromptConfig(template="{turn}"), ROW) == "1"
     assert first_message("a", PromptConfig(template="jinja:{{ turn }}"), ROW) == "1"
     assert can_read_others(f"{file}:plain", "where", set()), "a function may read all fields"

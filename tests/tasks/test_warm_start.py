@@ -29,11 +29,11 @@ class Chain:
         return {self.agents[0]: f"{example['word']}>"}
 
     def step(self, actions: Mapping[str, Action]) -> Step:
-        (said,) = actions.values()
+        (result,) = actions.values()
         self.spoken += 1
         if self.spoken == len(self.agents):
             return Step(observations={}, terminated=True)
-        return Step(observations={self.agents[self.spoken]: f"{said.text}<"})
+        return Step(observations={self.agents[self.spoken]: f"{result.text}<"})
 
     def close(self) -> None: ...
 
@@ -42,12 +42,12 @@ class Endless:
     """Never ends; observes one of two letters, selected by the seed; two letters are legal actions."""
 
     def reset(self, example: Mapping[str, object], seed: int) -> Mapping[str, str]:
-        self.told = "pq"[seed % 2]
-        return {"solo": self.told}
+        self.observation = "pq"[seed % 2]
+        return {"solo": self.observation}
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         assert actions["solo"].text in ("x", "y")
-        return Step(observations={"solo": self.told})
+        return Step(observations={"solo": self.observation})
 
     def actions(self) -> Mapping[str, Sequence[str]]:
         return {"solo": ["x", "y"]}
@@ -73,8 +73,8 @@ def test_later_agents_observe_taught_answers_of_earlier_ones() -> None:
 def test_agent_without_known_answers_has_no_lessons() -> None:
     agents = {"one": agent(), "two": agent("{sum}")}
     assert play_lessons(Chain("one", "two"), agents, ROWS, 0)["one"] == []
-    heard = play_lessons(Chain("two", "one"), agents, ROWS, 0)
-    assert heard == {"one": [], "two": [[("ab>", "3")], [("c>", "4")]]}
+    history = play_lessons(Chain("two", "one"), agents, ROWS, 0)
+    assert history == {"one": [], "two": [[("ab>", "3")], [("c>", "4")]]}
 
 
 def test_endless_episodes_use_fewer_examples() -> None:
@@ -98,8 +98,8 @@ def test_random_play_depends_only_on_seed_and_is_uniform() -> None:
     assert {len(lesson) for lesson in found[0]} == {MAX_EPISODE_STEPS}
     counts = Counter(turn for lesson in found[0] for turn in lesson)
     assert set(counts) == {("p", "x"), ("p", "y"), ("q", "x"), ("q", "y")}
-    for told in "pq":
-        share = counts[told, "x"] / (counts[told, "x"] + counts[told, "y"])
+    for result in "pq":
+        share = counts[result, "x"] / (counts[result, "x"] + counts[result, "y"])
         assert share == pytest.approx(0.5, abs=0.05)
 
 

@@ -90,10 +90,10 @@ def mixed(root: Path, *typed: str, protocol: str = "sequential", second: str = "
     (root / "reward.py").write_text(REWARD)
     for name, words in (("train", WORDS), ("eval", WORDS[:4])):
         (root / f"{name}.jsonl").write_text("".join(json.dumps({"words": text}) + "\n" for text in words))
-    heard = "{words}?" if protocol == "parallel" else "{agents.writer}?"
+    history = "{words}?" if protocol == "parallel" else "{agents.writer}?"
     return normalize_arguments(
         [
-            *of_two(family(root / "llama", "llama"), family(root / second, second), heard),
+            *of_two(family(root / "llama", "llama"), family(root / second, second), history),
             f"task.train={root}/train.jsonl",
             f"task.eval={root}/eval.jsonl",
             f"task.protocol={protocol}",
@@ -107,11 +107,11 @@ def mixed(root: Path, *typed: str, protocol: str = "sequential", second: str = "
     )
 
 
-def of_two(writer: Path, reader: Path, heard: str) -> Sequence[str]:
+def of_two(writer: Path, reader: Path, history: str) -> Sequence[str]:
     """Overrides that replace the locally created models of the small run by these two families."""
     return (
         "task=jsonl",
-        "task.agents={writer:{template:'{words}'},reader:{template:'" + heard + "'}}",
+        "task.agents={writer:{template:'{words}'},reader:{template:'" + history + "'}}",
         f"task.agents.writer.actor.model={writer}",
         f"task.agents.reader.actor.model={reader}",
         "task.agents.reader.actor.dtype=fp32",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_scripts import finish, said, start_ranks
+from rank_scripts import finish, read_output, start_ranks
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -123,7 +123,7 @@ def final_weights(folder: Path, agents: Sequence[str] = ("low", "high")) -> dict
 
 
 @contextmanager
-def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
+def open_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
     """A built trainer before its first step."""
     config, folder = new_run(root, *overrides)
     device = prepare_process(config)
@@ -202,12 +202,12 @@ def train_on_two_ranks(root: Path, *overrides: str) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     command = ["ippo_cli.cli.train", *SMALL, *overrides, f"output_dir={root}"]
     codes = finish(start_ranks(*command, folder=root), limit_s=500)
-    assert codes == [0, 0], said(root)
+    assert codes == [0, 0], read_output(root)
     (metrics,) = root.glob("default/*/metrics.jsonl")
     return metrics.parent
 
 
-def assert_alike(
+def assert_metrics_close(
     one: Sequence[dict[str, Any]], two: Sequence[dict[str, Any]], *, rel: float = 1e-3, abs: float = 1e-5
 ) -> None:
     """Assert that runs with different numbers of ranks have equal metrics up to rounding, and null in the same places.

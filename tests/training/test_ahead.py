@@ -12,8 +12,8 @@ import fake_vllm
 import pytest
 import torch
 from fake_engine import FakeEngine
-from rank_scripts import finish, said, start_ranks
-from small import SMALL, a_trainer, assert_alike, final_weights, new_run, rows, stopping_reward, train
+from rank_scripts import finish, read_output, start_ranks
+from small import SMALL, assert_metrics_close, final_weights, new_run, open_trainer, rows, stopping_reward, train
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
@@ -110,7 +110,7 @@ def test_responses_in_flight_continue_with_new_weights(tmp_path, use_engines) ->
 
 def test_collection_overlaps_with_training(tmp_path, use_engines) -> None:
     use_engines(step_s=0.05)
-    with a_trainer(tmp_path, *AHEAD) as trainer:
+    with open_trainer(tmp_path, *AHEAD) as trainer:
         trainer.step()
         time.sleep(1.5)  # in place of a longer training
         trainer.step()
@@ -149,9 +149,11 @@ def test_placed_actors_sample_from_engines_of_their_ranks(tmp_path, use_engines)
     placement = "launch.placement={low.actor:0,low.critic:0,high.actor:1,high.critic:1}"
     command = [*SMALL, *overrides, placement, f"output_dir={tmp_path / 'two'}"]
     path = Path(fake_vllm.__file__)
-    assert finish(start_ranks(path, *command, folder=tmp_path / "two"), limit_s=300) == [0, 0], said(tmp_path / "two")
+    assert finish(start_ranks(path, *command, folder=tmp_path / "two"), limit_s=300) == [0, 0], read_output(
+        tmp_path / "two"
+    )
     (metrics,) = (tmp_path / "two").glob("default/*/metrics.jsonl")
-    assert_alike(rows(one), rows(metrics.parent))
+    assert_metrics_close(rows(one), rows(metrics.parent))
 
 
 @pytest.mark.slow
@@ -161,9 +163,11 @@ def test_two_ranks_equal_one(tmp_path, use_engines) -> None:
     (tmp_path / "two").mkdir()
     command = [*SMALL, *AHEAD, f"output_dir={tmp_path / 'two'}"]
     path = Path(fake_vllm.__file__)
-    assert finish(start_ranks(path, *command, folder=tmp_path / "two"), limit_s=300) == [0, 0], said(tmp_path / "two")
+    assert finish(start_ranks(path, *command, folder=tmp_path / "two"), limit_s=300) == [0, 0], read_output(
+        tmp_path / "two"
+    )
     (metrics,) = (tmp_path / "two").glob("default/*/metrics.jsonl")
-    assert_alike(rows(one), rows(metrics.parent))
+    assert_metrics_close(rows(one), rows(metrics.parent))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from small import a_trainer, experience_of, rows, train
+from small import experience_of, open_trainer, rows, train
 
 CALLS = (
     "task.protocol=calls",
@@ -36,7 +36,7 @@ def test_caller_and_called_agent_learn_from_the_turns_that_were_called(tmp_path:
     (tmp_path / "lengths.py").write_text(REWARD)
     keys = [*CALLS, "reward=function", f"reward.function={tmp_path / 'lengths.py'}:reward"]
     keys += ["task.primary_metric=sampled/score"]
-    with a_trainer(tmp_path, *keys) as trainer:
+    with open_trainer(tmp_path, *keys) as trainer:
         episodes = experience_of(trainer).episodes
     called = [len(episode.turns_of_agent("high")) for episode in episodes]
     assert {0, 2} <= set(called) <= {0, 1, 2}, "sometimes, and at most between three turns"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from small import (
-    a_trainer,
-    assert_alike,
+    assert_metrics_close,
     experience_of,
     final_weights,
+    open_trainer,
     rows,
     small_config,
     stopped_and_resumed,
@@ -46,7 +46,7 @@ def test_values_start_in_the_middle_and_learn(tmp_path: Path, critic: str) -> No
 @pytest.mark.slow
 def test_bins_of_normalised_returns(tmp_path: Path) -> None:
     scaled = ("reward.processor=[scale,shift]", "reward.scale=100", "reward.shift=500", "critic.popart_beta=0.9")
-    with a_trainer(tmp_path, *BINS, *SHORT, *scaled) as trainer:
+    with open_trainer(tmp_path, *BINS, *SHORT, *scaled) as trainer:
         trainer.step()
         trainer.step()
         (agent,) = trainer.state.team.values()
@@ -68,7 +68,7 @@ def test_resume_is_exact_and_ranks_agree(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     short = (*BINS, *RANGE, "num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero3")
     one, two = train(tmp_path / "one", *short), train_on_two_ranks(tmp_path / "two", *short)
-    assert_alike(rows(one), rows(two))
+    assert_metrics_close(rows(one), rows(two))
 
 
 @pytest.mark.slow
@@ -84,10 +84,12 @@ def test_saved_critic_has_its_bins(tmp_path: Path) -> None:
     small_config(tmp_path, *BINS, *RANGE, *SHORT, f"critic.warm_start={folder}")
     with (
         pytest.raises(PreflightError, match="its value_bins is 11, and that of this run is 12"),
-        a_trainer(tmp_path, *BINS, *RANGE, *SHORT, f"critic.warm_start={folder}", "critic.value_bins=12"),
+        open_trainer(tmp_path, *BINS, *RANGE, *SHORT, f"critic.warm_start={folder}", "critic.value_bins=12"),
     ):
         pass
-    with a_trainer(tmp_path, *BINS, *RANGE, *SHORT, f"critic.warm_start={folder}", "critic.bin_sigma=1.5") as trainer:
+    with open_trainer(
+        tmp_path, *BINS, *RANGE, *SHORT, f"critic.warm_start={folder}", "critic.bin_sigma=1.5"
+    ) as trainer:
         (agent,) = trainer.state.team.values()
         assert agent.critic is not None
         assert agent.critic.engine.module.value_head.bins.sigma == 1.5
@@ -103,14 +105,14 @@ def test_bins_of_normalised_returns_need_normalisation(tmp_path: Path, critic: t
     same_range = ("critic.value_min=-5", "critic.value_max=5", f"critic.warm_start={folder}")
     with (
         pytest.raises(PreflightError, match=r"its bins are of returns normalised by critic\.popart_beta"),
-        a_trainer(tmp_path, *BINS, *SHORT, *critic, *same_range),
+        open_trainer(tmp_path, *BINS, *SHORT, *critic, *same_range),
     ):
         pass
 
 
 @pytest.mark.slow
 def test_logits_are_not_rescaled_and_clamped_returns_are_counted(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *BINS, *SHORT, "critic.popart_beta=0.5") as trainer:
+    with open_trainer(tmp_path, *BINS, *SHORT, "critic.popart_beta=0.5") as trainer:
         (name,) = trainer.state.team
         learner = trainer.state.team[name].critic
         assert learner is not None

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import (
-    a_trainer,
-    assert_alike,
+    assert_metrics_close,
     experience_of,
     final_weights,
+    open_trainer,
     rows,
     small_config,
     stopped_and_resumed,
@@ -87,7 +87,7 @@ def test_single_agent_view_equals_separate_critic(tmp_path: Path, task: tuple[st
 
 
 def test_values_match_direct_forward_pass(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *TALK, *SHORT, CENTRAL, "deepspeed.forward_batch_tokens=64") as trainer:
+    with open_trainer(tmp_path, *TALK, *SHORT, CENTRAL, "deepspeed.forward_batch_tokens=64") as trainer:
         speak_up(trainer)
         experience = experience_of(trainer)
         for name, agent in trainer.state.team.items():
@@ -98,14 +98,14 @@ def test_values_match_direct_forward_pass(tmp_path: Path) -> None:
                 read: list[int] = []
                 found = values[row][experience.rollouts[name].response_mask[row]].tolist()
                 for turn in episode.turns:  # one agent acts at a time
-                    said = turn.completion.ids.tolist()
-                    told = list(agent.tokenizer(turn.observation).input_ids)
+                    result = turn.completion.ids.tolist()
+                    observations = list(agent.tokenizer(turn.observation).input_ids)
                     if turn.agent != name:
-                        read += [*([] if not read or read[-1:] == end else end), *told, *end]
-                        read += [*said, *([] if said[-1:] == end else end)]
+                        read += [*([] if not read or read[-1:] == end else end), *observations, *end]
+                        read += [*result, *([] if result[-1:] == end else end)]
                         continue
-                    read += told
-                    for token in said:
+                    read += observations
+                    for token in result:
                         hidden = module.backbone(input_ids=torch.tensor([read])).last_hidden_state[0, -1]
                         assert found.pop(0) == pytest.approx(module.value_head(hidden).item(), rel=1e-4, abs=1e-5)
                         read.append(token)
@@ -159,7 +159,7 @@ def test_shared_critic_learns_from_any_agents_reward(paid: str, tmp_path: Path) 
     )
     keys = [*TALK, *SHORT, "algorithm=mappo", "critic.shared=true", "algorithm.ppo_epochs=1", "reward=function"]
     keys += [f"reward.function={tmp_path / 'reward.py'}:reward", "reward.team_weight=0", "reward.agent_weight=1"]
-    with a_trainer(tmp_path, *keys) as trainer:
+    with open_trainer(tmp_path, *keys) as trainer:
         trainer.step()
         row = trainer.state.progress.row
     assert row is not None
@@ -192,12 +192,12 @@ def test_two_ranks_match_one_rank(tmp_path: Path) -> None:
     keys = [*TALK, *SHORT, *unlike, "algorithm=ppo", "algorithm.mini_batch_size=8", CENTRAL, "critic.shared=true"]
     one = rows(train(tmp_path / "one", *keys))
     folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero3")
-    assert_alike(one, rows(folder))
+    assert_metrics_close(one, rows(folder))
 
 
 @pytest.mark.slow
 def test_different_tokenizers_use_text_critic_with_one_value_per_turn(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *TALK, *SHORT, *UNLIKE, *BY_TURN, CENTRAL) as trainer:
+    with open_trainer(tmp_path, *TALK, *SHORT, *UNLIKE, *BY_TURN, CENTRAL) as trainer:
         speak_up(trainer)
         experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.compute_targets(trainer.state.team, experience)
@@ -229,11 +229,11 @@ def test_text_critic_requires_turn_values(tmp_path: Path) -> None:
 
 def test_local_models_share_one_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show_plan(small_config(tmp_path, CENTRAL, "critic.context_limit=20", "critic.shared=true")[0])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "team steps critic 8 optimizer steps per iteration, on the rows of low and high" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "team steps critic 8 optimizer steps per iteration, on the rows of low and high" in output
     assert (
         "team critic reads observations and responses of low and high, one value per token: up to 34 tokens per episode"
-        in said
+        in output
     )
-    assert "warning the critic of team may need up to 34 tokens per episode, but its context has 20" in said
-    assert "low critic" not in said
+    assert "warning the critic of team may need up to 34 tokens per episode, but its context has 20" in output
+    assert "low critic" not in output

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from small import (
-    a_trainer,
     experience_of,
     final_weights,
+    open_trainer,
     rows,
     stopped_and_resumed,
     stopping_reward,
@@ -92,7 +92,7 @@ def moved(trainer: Trainer) -> None:
 
 @pytest.mark.parametrize("protocol", [(), SEQUENTIAL, DIALOGUE], ids=["parallel", "sequential", "dialogue"])
 def test_baseline_is_score_of_fully_replayed_episodes(tmp_path: Path, protocol: Sequence[str]) -> None:
-    with a_trainer(tmp_path, *SHORT, *protocol, DIFFERENCE) as trainer:
+    with open_trainer(tmp_path, *SHORT, *protocol, DIFFERENCE) as trainer:
         moved(trainer)
         asked: list[tuple[str, int]] = []
         write = trainer.collector.generator.generate
@@ -101,7 +101,7 @@ def test_baseline_is_score_of_fully_replayed_episodes(tmp_path: Path, protocol: 
             write(agents, requests, *rest, **more),
         )[1]
         experience = experience_of(trainer)
-        told = list(asked)
+        result = list(asked)
         batch, draws = first_batch(trainer)
         for name in ("low", "high"):
             replayed = collect(
@@ -117,10 +117,10 @@ def test_baseline_is_score_of_fully_replayed_episodes(tmp_path: Path, protocol: 
             assert torch.equal(experience.scores[name].raw, here)
             assert bool(experience.scores[name].score.any())
         if not protocol:  # no agent observes another: responses of others are not regenerated
-            assert told == [("low", 16), ("high", 16)]
+            assert result == [("low", 16), ("high", 16)]
         elif protocol is SEQUENTIAL:  # `high` observes `low`, and responds again if its response differs
-            assert told[:2] == [("low", 16), ("high", 16)]
-            assert [agent for agent, _ in told[2:]] == ["high"]
+            assert result[:2] == [("low", 16), ("high", 16)]
+            assert [agent for agent, _ in result[2:]] == ["high"]
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_initial_weights_replay_after_resume(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.slow
 def test_shared_base_replays_with_adapters_off(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *SHORT, *ON_A_BASE, DIFFERENCE) as trainer:
+    with open_trainer(tmp_path, *SHORT, *ON_A_BASE, DIFFERENCE) as trainer:
         moved(trainer)
         for _ in range(2):
             experience, _ = trainer.step()
@@ -181,17 +181,17 @@ def test_shared_base_replays_with_adapters_off(tmp_path: Path) -> None:
         generator = HfGenerator(dict.fromkeys(agents, plain), config.rollout, sampling_settings(config.task))
         reward = build_reward(config.reward, config.task.agents)
         for name in agents:
-            said = [(episode, episode.turns_of_agent(name)[0]) for episode in experience.episodes]
+            result = [(episode, episode.turns_of_agent(name)[0]) for episode in experience.episodes]
             requests = [
                 Request(agent=name, prompt=turn.prompt, episode=place, index=episode.index, turn=0)
-                for place, (episode, turn) in enumerate(said)
+                for place, (episode, turn) in enumerate(result)
             ]
             draws = SamplingStream(seed=config.seed, purpose="train/1/initial")
             written = generator.generate((name,), requests, draws)
-            assert [one.text for one in written] != [turn.completion.text for _, turn in said]
+            assert [one.text for one in written] != [turn.completion.text for _, turn in result]
             replayed = [
                 replace_answer(episode, name, (one, not one.finished))
-                for one, (episode, _) in zip(written, said, strict=True)
+                for one, (episode, _) in zip(written, result, strict=True)
             ]
             weights = dict.fromkeys(agents, config.reward)
             there = compute_raw_scores(reward, replayed, weights, [name], config.reward).numbers[name]
@@ -206,6 +206,6 @@ def test_two_ranks_with_zero3_replay_as_one_rank(tmp_path: Path) -> None:
     alone = rows(train(tmp_path, *own))[-1]
     folder = train_on_two_ranks(tmp_path / "two", *own)
     both = rows(folder)[-1]
-    told = [key for key in alone if "/credit/" in key or "/score/" in key]
-    assert any("/credit/" in key for key in told)
-    assert {key: both[key] for key in told} == pytest.approx({key: alone[key] for key in told}, abs=1e-5)
+    result = [key for key in alone if "/credit/" in key or "/score/" in key]
+    assert any("/credit/" in key for key in result)
+    assert {key: both[key] for key in result} == pytest.approx({key: alone[key] for key in result}, abs=1e-5)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import (
-    a_trainer,
-    assert_alike,
+    assert_metrics_close,
     experience_of,
     final_weights,
+    open_trainer,
     rows,
     stopped_and_resumed,
     stopping_reward,
@@ -30,7 +30,7 @@ SHORT = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0")
 
 @pytest.mark.slow
 def test_members_have_disjoint_prompts(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *TWO, *SHORT, "task=sorting_solo") as trainer:
+    with open_trainer(tmp_path, *TWO, *SHORT, "task=sorting_solo") as trainer:
         experience, targets = trainer.step()
         (target,) = targets.values()
         (agent,) = trainer.state.team.values()
@@ -90,7 +90,7 @@ def test_resume_is_exact_and_ranks_agree(tmp_path: Path, monkeypatch: pytest.Mon
         assert all(torch.equal(one[key], two[key]) for key in one)
     short = (*TWO, *SHORT, "critic.mask_agreement=0.2")
     one, two = train(tmp_path / "one", *short), train_on_two_ranks(tmp_path / "two", *short)
-    assert_alike(rows(one), rows(two))
+    assert_metrics_close(rows(one), rows(two))
 
 
 @pytest.mark.slow

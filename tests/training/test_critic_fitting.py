@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import (
-    a_trainer,
-    assert_alike,
+    assert_metrics_close,
     final_weights,
     new_run,
+    open_trainer,
     rows,
     small_config,
     stopped_and_resumed,
@@ -64,7 +64,7 @@ def evaluate_critics(trainer: Trainer) -> tuple[dict[str, float], HeldOutEpisode
 
 
 def test_values_are_measured_against_sums_of_later_rewards(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *FIT, "algorithm.gae_lambda=0.5") as trainer:
+    with open_trainer(tmp_path, *FIT, "algorithm.gae_lambda=0.5") as trainer:
         found, held_out = evaluate_critics(trainer)
         # The zero head gives values of 0, and the score is the return of every token.
         rollout, score = held_out.rollouts["low"], held_out.raw_scores.numbers["low"].sum(dim=1)
@@ -82,7 +82,7 @@ def test_values_are_measured_against_sums_of_later_rewards(tmp_path: Path) -> No
 
 def test_truncated_rows_are_left_out_where_their_returns_hold_values(tmp_path: Path) -> None:
     short = ("rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.truncation=bootstrap")
-    with a_trainer(tmp_path, *FIT, *short) as trainer:
+    with open_trainer(tmp_path, *FIT, *short) as trainer:
         with torch.no_grad():
             trainer.state.team["low"].critic.engine.module.value_head.out.bias.fill_(7.0)
         found, held_out = evaluate_critics(trainer)
@@ -102,7 +102,7 @@ def test_ppo_starts_from_the_critic_of_each_agent(tmp_path: Path) -> None:
     config, _ = small_config(tmp_path, "algorithm=ppo", f"critic.warm_start={fitted}")
     starts = {name: agent.critic.warm_start for name, agent in config.task.agents.items()}  # type: ignore[attr-defined]
     assert starts == {name: str(best / name / "critic") for name in ("low", "high")}
-    with a_trainer(tmp_path, "algorithm=ppo", f"critic.warm_start={fitted}") as trainer:
+    with open_trainer(tmp_path, "algorithm=ppo", f"critic.warm_start={fitted}") as trainer:
         for name in ("low", "high"):
             stored = load_file(best / name / "critic" / "model.safetensors")
             loaded = trainer.state.team[name].critic.engine.module.state_dict()
@@ -118,7 +118,7 @@ def test_ppo_starts_from_the_critic_of_each_agent(tmp_path: Path) -> None:
 def test_value_head_starts_from_a_fitted_head(tmp_path: Path) -> None:
     fitted = train(tmp_path / "fitted", *FIT, "critic=value_head", "checkpoint.best=false")
     start = f"critic.warm_start={fitted}"
-    with a_trainer(tmp_path, "algorithm=ppo", "critic=value_head", start) as trainer:
+    with open_trainer(tmp_path, "algorithm=ppo", "critic=value_head", start) as trainer:
         stored = load_file(fitted / "checkpoints" / "step_00000004" / "low" / "critic" / "model.safetensors")
         head = trainer.state.team["low"].policy.engine.module.value_head.state_dict()
         assert any(bool(value.any()) for value in stored.values())
@@ -163,4 +163,4 @@ def test_stopped_and_resumed_fit_equals_the_whole(tmp_path: Path, monkeypatch: p
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
     one = train(tmp_path / "one", *FIT, "num_iterations=2")
     two = train_on_two_ranks(tmp_path / "two", *FIT, "num_iterations=2")
-    assert_alike(rows(one), rows(two))
+    assert_metrics_close(rows(one), rows(two))

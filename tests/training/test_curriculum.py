@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from small import a_trainer, assert_alike, new_run, rows, train, train_on_two_ranks
+from small import assert_metrics_close, new_run, open_trainer, rows, train, train_on_two_ranks
 
 from ippo_cli.config.errors import Preempted
 from ippo_cli.training.process import run_training
@@ -45,7 +45,7 @@ def overrides(root: Path, *more: str) -> list[str]:
 
 
 def test_prompts_that_are_always_right_or_wrong_become_rare(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *overrides(tmp_path, "task.curriculum.outside_weight=0.0")) as trainer:
+    with open_trainer(tmp_path, *overrides(tmp_path, "task.curriculum.outside_weight=0.0")) as trainer:
         kinds = []
         for _ in range(4):
             experience, _ = trainer.step()
@@ -82,4 +82,4 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
     keys = overrides(tmp_path, "rollout.refill_rounds=1", "rollout.buffer_size=20")
     one = rows(train(tmp_path / "one", *keys))
     assert one[-1]["curriculum/skipped_fraction"] > 0
-    assert_alike(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
+    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))

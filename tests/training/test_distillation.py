@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import a_trainer, assert_alike, experience_of, rows, small_config, train, train_on_two_ranks
+from small import (
+    assert_metrics_close,
+    experience_of,
+    open_trainer,
+    rows,
+    small_config,
+    train,
+    train_on_two_ranks,
+)
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.model_hub import find_model_keys
@@ -54,7 +62,7 @@ def final_actors(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 def test_loss_is_the_exact_kl_to_the_teacher(tmp_path: Path, teacher: Path) -> None:
     """The logged KL of the first step against softmax tables of both models."""
-    with a_trainer(tmp_path, *distill(teacher, "algorithm.mini_batch_size=null")) as trainer:
+    with open_trainer(tmp_path, *distill(teacher, "algorithm.mini_batch_size=null")) as trainer:
         agent = trainer.state.team["low"]
         rollout = experience_of(trainer).rollouts["low"]
         models = agent.policy.engine.module.lm, agent.reference.lm
@@ -77,7 +85,7 @@ def test_loss_is_the_exact_kl_to_the_teacher(tmp_path: Path, teacher: Path) -> N
 def test_two_ranks_equal_one(tmp_path: Path, teacher: Path) -> None:
     one = train(tmp_path / "one", *distill(teacher))
     two = train_on_two_ranks(tmp_path / "two", *distill(teacher))
-    assert_alike(rows(one), rows(two))
+    assert_metrics_close(rows(one), rows(two))
 
 
 @pytest.mark.slow

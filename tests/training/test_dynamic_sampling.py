@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_scripts import finish, said, start_ranks
+from rank_scripts import finish, read_output, start_ranks
 from small import (
     SMALL,
-    a_trainer,
-    assert_alike,
+    assert_metrics_close,
     experience_of,
     new_run,
+    open_trainer,
     rows,
     small_config,
     train,
@@ -114,9 +114,9 @@ def drawn_groups(trainer: Trainer) -> CandidateGroups:
 
 
 def test_groups_of_equal_scores_are_replaced_by_the_next_prompts(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *overrides(tmp_path, rounds=0)) as trainer:
+    with open_trainer(tmp_path, *overrides(tmp_path, rounds=0)) as trainer:
         plain = experience_of(trainer)
-    with a_trainer(tmp_path, *overrides(tmp_path)) as trainer:
+    with open_trainer(tmp_path, *overrides(tmp_path)) as trainer:
         refilled = experience_of(trainer)
         schedule = trainer.collector.schedule
         assert positions(plain) == list(range(PROMPTS))
@@ -141,7 +141,7 @@ def test_groups_of_equal_scores_are_replaced_by_the_next_prompts(tmp_path: Path)
 def test_places_keep_their_groups_when_no_round_is_left(tmp_path: Path) -> None:
     found = {}
     for rounds in (0, 2):
-        with a_trainer(tmp_path, *overrides(tmp_path, name="flat", rounds=rounds)) as trainer:
+        with open_trainer(tmp_path, *overrides(tmp_path, name="flat", rounds=rounds)) as trainer:
             collected = trainer.collector.collect_iteration(0, trainer.state.moments, Stopwatch())
             found[rounds] = [
                 [turn.completion.text for turn in episode.turns] for episode in collected.experience.episodes
@@ -156,7 +156,7 @@ def test_places_keep_their_groups_when_no_round_is_left(tmp_path: Path) -> None:
 
 
 def test_next_iteration_starts_after_the_drawn_prompts(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *overrides(tmp_path)) as trainer:
+    with open_trainer(tmp_path, *overrides(tmp_path)) as trainer:
         first, _ = trainer.step()
         row = trainer.state.progress.row
         assert row is not None
@@ -170,7 +170,7 @@ def test_next_iteration_starts_after_the_drawn_prompts(tmp_path: Path) -> None:
 
 
 def test_metrics_describe_the_drawn_groups(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *overrides(tmp_path)) as trainer:
+    with open_trainer(tmp_path, *overrides(tmp_path)) as trainer:
         clock = Stopwatch()
         trainer.collector.collect_iteration(0, trainer.state.moments, clock)
         drawn = drawn_groups(trainer)
@@ -223,7 +223,7 @@ def test_a_group_has_a_signal_if_the_known_scores_of_any_agent_differ() -> None:
 
 def test_failed_rows_of_all_rounds_count_for_the_budget(tmp_path: Path) -> None:
     keys = overrides(tmp_path, name="failing")
-    with a_trainer(tmp_path, *keys, "reward.failure_budget=0.9") as trainer:
+    with open_trainer(tmp_path, *keys, "reward.failure_budget=0.9") as trainer:
         collected = trainer.collector.collect_iteration(0, trainer.state.moments, Stopwatch())
         scores = drawn_groups(trainer).scores.scores
         failed, rows_drawn = int(scores[:, :, 0].isnan().sum()), scores.shape[0] * SIZE
@@ -232,7 +232,7 @@ def test_failed_rows_of_all_rounds_count_for_the_budget(tmp_path: Path) -> None:
         in_buffer = int(collected.experience.scores["low"].failed.sum())
         assert failed > in_buffer, "this test needs failed rows that were replaced"
     with (
-        a_trainer(tmp_path, *keys, f"reward.failure_budget={(in_buffer + 0.5) / rows_drawn}") as trainer,
+        open_trainer(tmp_path, *keys, f"reward.failure_budget={(in_buffer + 0.5) / rows_drawn}") as trainer,
         pytest.raises(RewardError, match="rows have no reward"),
     ):
         experience_of(trainer)
@@ -267,7 +267,7 @@ def test_a_killed_run_continues_at_its_position_in_the_schedule(tmp_path: Path) 
     killed = tmp_path / "killed"
     killed.mkdir()
     command = ["ippo_cli.cli.train", *SMALL, *keys, f"output_dir={killed}", "debug_faults=[targets:sigkill:2]"]
-    assert finish(start_ranks(*command, folder=killed, world_size=1), limit_s=300) == [-9], said(killed)
+    assert finish(start_ranks(*command, folder=killed, world_size=1), limit_s=300) == [-9], read_output(killed)
     (metrics,) = killed.glob("default/*/metrics.jsonl")
     assert [row["iteration"] for row in rows(metrics.parent)] == [0, 1]
     config, _ = small_config(killed, *keys)
@@ -282,14 +282,14 @@ def test_two_ranks_equal_one(tmp_path: Path, reward: str) -> None:
     keys = overrides(tmp_path, "rollout.buffer_size=12", "num_iterations=3", "reward.failure_budget=0.9", name=reward)
     one = rows(train(tmp_path / "one", *keys))
     assert any(row["refill/rounds"] > 1 for row in one[1:])
-    assert_alike(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
+    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
 
 
 @pytest.mark.slow
 def test_episodes_with_turns_are_replaced_whole(tmp_path: Path) -> None:
     sizes = ("task.train_size=16", "task.eval_size=4")
     keys = ("task=ladder", *sizes, *GROUPS[:3], "rollout.refill_rounds=4", "actor.warm_start_steps=20")
-    with a_trainer(tmp_path, *keys) as trainer:
+    with open_trainer(tmp_path, *keys) as trainer:
         collected = trainer.collector.collect_iteration(0, trainer.state.moments, Stopwatch())
         experience = collected.experience
         assert drawn_groups(trainer).rounds > 0
@@ -304,7 +304,7 @@ def test_episodes_with_turns_are_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_groups_are_compared_with_the_rounding_of_advantages(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, "rollout.buffer_size=4", "rollout.num_generations=2", "algorithm=grpo") as trainer:
+    with open_trainer(tmp_path, "rollout.buffer_size=4", "rollout.num_generations=2", "algorithm=grpo") as trainer:
         episodes = experience_of(trainer).episodes
     by_turn = torch.tensor([[0.1, 0.9], [1.0, 0.0], [0.6, 0.4], [0.5, 0.4]])
     raw = RawScores(

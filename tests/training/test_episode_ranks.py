@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from small import assert_alike, rows, train, train_on_two_ranks
+from small import assert_metrics_close, rows, train, train_on_two_ranks
 
 from ippo_cli.compose.arguments import normalize_arguments
 
@@ -22,7 +22,7 @@ class Talk:
 
     def reset(self, seed):
         self.seed, self.number, self.rounds = seed, 0, 1 + seed // 10 % 4
-        return self.told(), {}
+        return self.observations(), {}
 
     def step(self, action):
         self.number += 1
@@ -33,9 +33,9 @@ class Talk:
             raise OSError("the board is gone")
         over = self.number >= 2 * self.rounds
         paid = {name: text.count("a") + len(text) / 7 for name, text in action.items()}
-        return ({} if over else self.told()), paid, over, False, {}
+        return ({} if over else self.observations()), paid, over, False, {}
 
-    def told(self):
+    def observations(self):
         return {("low", "high")[self.number % 2]: f"{self.seed % 10}{self.number}"}
 
     def close(self):
@@ -83,4 +83,4 @@ def test_uneven_episodes_under_zero3_match_one_rank(tmp_path: Path) -> None:
     first, second = longest(tmp_path / "two.log")
     assert any(a != b for a, b in zip(first, second, strict=True)), "ranks must be through at other times"
     assert one[1]["low/score/failed_fraction"] > 0, "an episode must fail"
-    assert_alike(one[1:2], rows(folder)[1:2])
+    assert_metrics_close(one[1:2], rows(folder)[1:2])

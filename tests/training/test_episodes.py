@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import a_trainer, experience_of, final_weights, new_run, rows, train
+from small import experience_of, final_weights, new_run, open_trainer, rows, train
 
 from ippo_cli.config.errors import Preempted
 from ippo_cli.rollout.generator import HfGenerator
@@ -36,15 +36,15 @@ class Talk:
 
     def reset(self, seed):
         self.seed, self.number = seed, 0
-        return self.told(), {}
+        return self.observations(), {}
 
     def step(self, action):
         self.number += 1
         over = self.number > self.seed % 3
         paid = {"low": action["low"].count("a") + len(action["low"]) / 7, "high": PAID}
-        return ({} if over else self.told()), paid, over, False, {}
+        return ({} if over else self.observations()), paid, over, False, {}
 
-    def told(self):
+    def observations(self):
         return {name: f"{self.seed % 10}{self.number}{name}" for name in ("low", "high")}
 
     def close(self):
@@ -73,7 +73,7 @@ def test_update_is_independent_of_other_agents_turn_rewards(tmp_path: Path) -> N
 
 
 def scored(root: Path, *overrides: str) -> Any:
-    with a_trainer(root, *overrides) as trainer:
+    with open_trainer(root, *overrides) as trainer:
         return experience_of(trainer)
 
 

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 pytest.importorskip("httpx2", reason="needs the extra `http`")
 sys.path.insert(0, str(Path(__file__).parents[1] / "rewards"))
 
-from servers import Said, serving
+from servers import ServerAnswer, serving
 
 from ippo_cli.compose.load import KINDS, SINGLE_SCHEMAS, load_config
 from ippo_cli.config import schema
@@ -191,11 +191,11 @@ def classifier(folder: Path, language_model: Path) -> Path:
     return folder
 
 
-def scored(body: Any, _: int) -> Said:
+def scored(body: Any, _: int) -> ServerAnswer:
     """Responses of a fake scorer and a fake judge."""
     if "rows" in body:
-        return Said({"rows": [1.0] * len(body["rows"])})
-    return Said({"choices": [{"message": {"content": '{"at": 2}'}}]})
+        return ServerAnswer({"rows": [1.0] * len(body["rows"])})
+    return ServerAnswer({"choices": [{"message": {"content": '{"at": 2}'}}]})
 
 
 @pytest.fixture

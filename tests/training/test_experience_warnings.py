@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small import a_trainer, experience_of
+from small import experience_of, open_trainer
 
 from ippo_cli.rewards.response_adapter import ResponseRewardAdapter
 from ippo_cli.training.experience_warnings import environment_reward_warnings
@@ -31,19 +31,19 @@ def protocols(tmp_path: Path) -> Path:
 def test_unused_environment_rewards_warn_once(
     protocols: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with a_trainer(tmp_path, f"task.protocol={protocols}:paying") as trainer:
+    with open_trainer(tmp_path, f"task.protocol={protocols}:paying") as trainer:
         looks = ResponseRewardAdapter(trainer.collector.rewards.reward, ["low", "high"], with_episodes=True)
         assert not environment_reward_warnings(trainer.config, looks, experience_of(trainer).episodes, 0)
         for _ in range(2):
             trainer.step()
-        said = trainer.run.state.warnings["unread_payments"]
-    assert "returns rewards, but reward=exact_match does not use them" in said
+        result = trainer.run.state.warnings["unread_payments"]
+    assert "returns rewards, but reward=exact_match does not use them" in result
     assert capsys.readouterr().out.count("returns rewards") == 1
 
 
 @pytest.mark.slow
 def test_protocol_without_rewards_warns(protocols: Path, tmp_path: Path) -> None:
-    with a_trainer(tmp_path, f"task.protocol={protocols}:free", "reward=environment") as trainer:
+    with open_trainer(tmp_path, f"task.protocol={protocols}:free", "reward=environment") as trainer:
         config, reward, episodes = trainer.config, trainer.collector.rewards.reward, experience_of(trainer).episodes
         zero = [replace(episodes[0], rewards=[{"low": 0.0}]), *episodes[1:]]
         assert not environment_reward_warnings(config, reward, zero, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import a_trainer, final_weights, new_run, rows, small_config, stopping_reward, train
+from small import final_weights, new_run, open_trainer, rows, small_config, stopping_reward, train
 
 from ippo_cli.agents.initial import describe_source
 from ippo_cli.config.errors import Preempted
@@ -31,7 +31,7 @@ SHORT = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "actor.
 )
 def test_frozen_weights_do_not_change(overrides: tuple[str, ...], tmp_path: Path) -> None:
     holder = "shared" if "team=shared_policy" in overrides else "low"
-    with a_trainer(tmp_path, *SHORT, FROZEN, *overrides) as trainer:
+    with open_trainer(tmp_path, *SHORT, FROZEN, *overrides) as trainer:
         team = trainer.state.team
         assert (list(team), list(team.frozen), list(team.generation_policies)) == (["low"], ["high"], ["low", "high"])
         assert {learner.name for learner in team.learners} == {holder}

@@ -64,8 +64,8 @@ def test_temporarily_full_disk_costs_only_checkpoints(
     monkeypatch.setenv("FREE_AT", "6")
     config, folder = new_run(disk, *overrides(disk))
     run_training(config, folder, resumed=False)
-    said = capsys.readouterr().out
-    assert said.count("warning: checkpoint not saved (") == 2
+    output = capsys.readouterr().out
+    assert output.count("warning: checkpoint not saved (") == 2
     assert [row["iteration"] for row in rows(folder)] == list(range(7))
     assert json.loads((folder / "run.json").read_text())["state"] == "done"
     assert newest_intact_checkpoint(folder / "checkpoints") == folder / "checkpoints" / "step_00000006"
@@ -97,6 +97,6 @@ def test_too_small_disk_is_rejected_before_training(disk: Path) -> None:
     config, folder = new_run(disk, *overrides(disk), "actor.hidden_size=160")
     with pytest.raises(PreflightError, match="up to 3 checkpoints exist at once"):
         run_training(config, folder, resumed=False)
-    said = json.loads((folder / "run.json").read_text())
-    assert (said["state"], said["iterations"]) == ("failed", 0)
+    output = json.loads((folder / "run.json").read_text())
+    assert (output["state"], output["iterations"]) == ("failed", 0)
     assert os.listdir(folder / "checkpoints") == []

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from small import (
-    a_trainer,
-    assert_alike,
+    assert_metrics_close,
     experience_of,
     final_weights,
+    open_trainer,
     rows,
     small_config,
     stopped_and_resumed,
@@ -49,8 +49,8 @@ def slow_logprobs(trainer: Trainer, name: str, rollout: Rollout) -> Tensor:
         response = rollout.response_ids[row][: int(rollout.length[row])]
         with torch.no_grad():
             logits = lm(torch.cat([prompt, response])[None]).logits[0].float() / trainer.config.rollout.temperature
-        said = logits[len(prompt) - 1 : -1].log_softmax(dim=-1).gather(1, response[:, None])[:, 0]
-        found[row, : len(response)] = said
+        result = logits[len(prompt) - 1 : -1].log_softmax(dim=-1).gather(1, response[:, None])[:, 0]
+        found[row, : len(response)] = result
     return found * rollout.response_mask
 
 
@@ -65,7 +65,7 @@ def weights(learner: Learner) -> Mapping[str, Tensor]:
 def test_factors_match_reference_and_affect_later_policies(overrides: tuple[str, ...], tmp_path: Path) -> None:
     keys = (*SHORT, *LARGE_STEPS, *overrides)
     factors: dict[str, Tensor] = {}
-    with a_trainer(tmp_path, *keys, *HAPPO) as trainer:
+    with open_trainer(tmp_path, *keys, *HAPPO) as trainer:
         team = trainer.state.team
         order = policy_update_order(trainer.config, list(team), 0)
         experience = experience_of(trainer)
@@ -101,7 +101,7 @@ def test_factors_match_reference_and_affect_later_policies(overrides: tuple[str,
     assert float(last.min()) < 0.95
     assert (factors[order[0]] == experience.rollouts[order[0]].response_mask).all()
     plain = [f"algorithm.{key}" for key in ("ppo_epochs=2", "mini_batch_size=8")]
-    with a_trainer(tmp_path, *keys, "algorithm=ppo", *plain) as trainer:  # same samples, computed manually
+    with open_trainer(tmp_path, *keys, "algorithm=ppo", *plain) as trainer:  # same samples, computed manually
         team = trainer.state.team
         for learner in team.learners:
             if learner.is_policy:
@@ -137,7 +137,7 @@ def test_factor_of_unchanged_policy_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("critic", ["separate", "value_head"])
 def test_round_robin_keeps_other_policies_unchanged(critic: str, tmp_path: Path) -> None:
     keys = ("algorithm=ippo", f"critic={critic}", "team.update_order=round_robin", "team.round_robin_every=2")
-    with a_trainer(tmp_path, *SHORT, *keys, "num_iterations=5", "algorithm.critic_warmup=1") as trainer:
+    with open_trainer(tmp_path, *SHORT, *keys, "num_iterations=5", "algorithm.critic_warmup=1") as trainer:
         learners = {f"{learner.name} {learner.stage}": learner for learner in trainer.state.team.learners}
         moved = []
         for _ in range(5):
@@ -187,7 +187,7 @@ def test_two_ranks_correct_as_one_rank(tmp_path: Path) -> None:
     folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero3")
     first = one[1]
     assert max(first["low/policy/correction_max"], first["high/policy/correction_max"]) > 1.0
-    assert_alike(one[:2], rows(folder)[:2], rel=2e-3, abs=1e-4)
+    assert_metrics_close(one[:2], rows(folder)[:2], rel=2e-3, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -214,11 +214,11 @@ def test_two_ranks_round_robin_with_frozen_agent_and_opponents(tmp_path: Path) -
         (False, True),
     ]
     assert all(row["team/opponents/fraction"] == 0.25 for row in one[1:])
-    assert_alike(one[:2], rows(folder)[:2], rel=2e-3, abs=1e-4)
+    assert_metrics_close(one[:2], rows(folder)[:2], rel=2e-3, abs=1e-4)
 
 
 def test_token_steps_match_turn_steps(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *SHORT, *TWO_TURNS) as trainer:
+    with open_trainer(tmp_path, *SHORT, *TWO_TURNS) as trainer:
         experience = experience_of(trainer)
     for name, rollout in experience.rollouts.items():
         assert torch.equal(

@@ -38,8 +38,8 @@ def length(text):
 def scored(responses):
     return {"team": [length(text) for text in responses["low"]]}
 
-def told(signal):
-    open("told", "w").close()  # when it was
+def send_signal(signal):
+    open("signal_time", "w").close()
     os.kill(os.getpid(), signal)
 
 def ask_while_decoding():
@@ -49,7 +49,7 @@ def ask_while_decoding():
         frame = sys._current_frames()[threading.main_thread().ident]
         while frame is not None and frame.f_code.co_name != "decode":
             frame = frame.f_back
-    told(signal.SIGTERM)
+    send_signal(signal.SIGTERM)
 
 def asks_one_rank_to_leave(examples, responses):
     """Rank 0 alone gets SIGTERM while its first agent writes in the second iteration."""
@@ -69,7 +69,7 @@ def kills_a_rank(examples, responses):
     global calls
     calls += 1
     if rank == os.environ["VICTIM"] and calls == 3:
-        told(signal.SIGKILL)
+        send_signal(signal.SIGKILL)
     return scored(responses)
 
 def fails_on_rank_0(examples, responses):
@@ -112,17 +112,17 @@ def leaves(root: Path, reward: str, *overrides: str, **environment: str) -> tupl
         command, cwd=root, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
     try:
-        said, _ = process.communicate(timeout=LIMIT_S)  # the pipe closes when the last descendant exits
+        printed, _ = process.communicate(timeout=LIMIT_S)  # the pipe closes when the last descendant exits
     except subprocess.TimeoutExpired:
         for child in [process.pid, *descendants(process.pid)]:
             os.kill(child, signal.SIGKILL)
-        raise AssertionError(f"the run hung; it said {process.communicate()[0]}") from None
+        raise AssertionError(f"the run hung; it printed {process.communicate()[0]}") from None
     [folder] = [path.parent for path in root.glob("default/*/config.yaml")]
-    return process.returncode, said.splitlines(), folder
+    return process.returncode, printed.splitlines(), folder
 
 
 def seconds_since_it_was_told(root: Path) -> float:
-    return time.time() - (root / "told").stat().st_mtime
+    return time.time() - (root / "signal_time").stat().st_mtime
 
 
 def descendants(parent: int) -> list[int]:
@@ -138,21 +138,21 @@ def state_of(folder: Path) -> dict[str, object]:
 def test_one_preempted_rank_stops_the_other_during_rollout(tmp_path):
     long = ["rollout.max_new_tokens=60", "rollout.min_new_tokens=60"]
     keys = ["launch.processes=2", "deepspeed=zero3", "rollout.zero3_gather=layer", *long]
-    code, said, folder = leaves(tmp_path, "asks_one_rank_to_leave", *keys)
+    code, result, folder = leaves(tmp_path, "asks_one_rank_to_leave", *keys)
     assert seconds_since_it_was_told(tmp_path) <= ASKED_S
-    assert code == 75, said
+    assert code == 75, result
     assert state_of(folder)["state"] == "preempted"
     assert [row["iteration"] for row in rows(folder)] == [0, 1]  # the second rollout was abandoned
-    assert sum("stop requested" in line for line in said) == 1
+    assert sum("stop requested" in line for line in result) == 1
 
 
 @pytest.mark.slow
 def test_other_rank_stops_within_a_long_rollout(tmp_path):
     long = ["rollout.max_new_tokens=60", "rollout.min_new_tokens=60", "rollout.decode_batch_size=1"]
     keys = ["launch.processes=2", "deepspeed=zero2", "rollout.buffer_size=4000", "algorithm.mini_batch_size=4000"]
-    code, said, folder = leaves(tmp_path, "asks_one_rank_at_first", *keys, *long)  # would take minutes
+    code, result, folder = leaves(tmp_path, "asks_one_rank_at_first", *keys, *long)  # would take minutes
     assert seconds_since_it_was_told(tmp_path) <= ASKED_S
-    assert code == 75, said
+    assert code == 75, result
     assert [row["iteration"] for row in rows(folder)] == [0]
     assert state_of(folder)["state"] == "preempted"
 
@@ -160,14 +160,14 @@ def test_other_rank_stops_within_a_long_rollout(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["0", "1"])
 def test_killed_rank_is_reported_first_and_last(tmp_path, victim):
-    code, said, folder = leaves(tmp_path, "kills_a_rank", "launch.processes=2", "deepspeed=zero2", VICTIM=victim)
+    code, result, folder = leaves(tmp_path, "kills_a_rank", "launch.processes=2", "deepspeed=zero2", VICTIM=victim)
     assert seconds_since_it_was_told(tmp_path) <= KILLED_S
-    assert code == 1, said
-    first, *others, last = [line for line in said if line.startswith("ippo: ")]
+    assert code == 1, result
+    first, *others, last = [line for line in result if line.startswith("ippo: ")]
     assert first.startswith(f"ippo: rank {victim} was killed by SIGKILL (")
     assert last.startswith(f"ippo: rank {victim} was killed by SIGKILL (")
     assert all(line.startswith(f"ippo: rank {1 - int(victim)} exited because rank {victim} is gone") for line in others)
-    assert not any("Traceback" in line or "gloo" in line for line in said), said
+    assert not any("Traceback" in line or "gloo" in line for line in result), result
     state = state_of(folder)
     assert state["state"] == "failed"
     assert str(state["error"]).startswith(f"rank {victim} was killed by SIGKILL")
@@ -177,17 +177,17 @@ def test_killed_rank_is_reported_first_and_last(tmp_path, victim):
 @pytest.mark.core
 @pytest.mark.slow
 def test_failure_on_one_rank_saves_on_both(tmp_path):
-    code, said, folder = leaves(tmp_path, "fails_on_rank_0", "launch.processes=2", "deepspeed=zero2")
+    code, result, folder = leaves(tmp_path, "fails_on_rank_0", "launch.processes=2", "deepspeed=zero2")
     assert code == 3
-    assert "saved after iteration 2" in "\n".join(said)
-    assert sum("only here" in line for line in said) == 1
+    assert "saved after iteration 2" in "\n".join(result)
+    assert sum("only here" in line for line in result) == 1
     assert "OtherRankFailed" in (folder / "errors" / "rank_1.txt").read_text()
     assert state_of(folder)["state"] == "failed"
 
 
 @pytest.mark.slow
 def test_reward_pool_works_and_blocked_reward_is_abandoned(tmp_path):
-    code, said, folder = leaves(tmp_path, "pooled")
-    assert code == 75, said
+    code, result, folder = leaves(tmp_path, "pooled")
+    assert code == 75, result
     assert state_of(folder)["state"] == "preempted"
     assert [row["iteration"] for row in rows(folder)] == [0, 1]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_scripts import finish, said, start_ranks
-from small import assert_alike, final_weights, rows, train, train_on_two_ranks
+from rank_scripts import finish, read_output, start_ranks
+from small import assert_metrics_close, final_weights, rows, train, train_on_two_ranks
 
 from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.checks import check_config
@@ -19,7 +19,7 @@ TWO_ITERATIONS = ("num_iterations=2", "evaluation.every=1", "checkpoint.every=1"
 
 
 def assert_same_run(split: Path, alone: Path) -> None:
-    assert_alike(rows(split), rows(alone), rel=1e-4, abs=1e-6)
+    assert_metrics_close(rows(split), rows(alone), rel=1e-4, abs=1e-6)
     expected = final_weights(alone)
     for name, weights in final_weights(split).items():
         torch.testing.assert_close(weights, expected[name], rtol=0, atol=2e-6)
@@ -43,7 +43,7 @@ def test_run_resumes(tmp_path: Path, split: tuple[str, ...]) -> None:
     folder = train_on_two_ranks(tmp_path / "split", *keys, *split, "max_iterations_this_run=1")
     assert rows(folder)[-1]["iteration"] == 1
     command = ["ippo_cli.cli.train", f"resume={folder}", "max_iterations_this_run=null"]
-    assert finish(start_ranks(*command, folder=tmp_path), limit_s=300) == [0, 0], said(tmp_path)
+    assert finish(start_ranks(*command, folder=tmp_path), limit_s=300) == [0, 0], read_output(tmp_path)
     assert_same_run(folder, alone)
 
 

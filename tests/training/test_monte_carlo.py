@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer, experience_of, rows, train
+from small import experience_of, open_trainer, rows, train
 
 from ippo_cli.evaluation.critic_references import enumerate_references
 from ippo_cli.evaluation.report_session import ReportSession
@@ -73,7 +73,7 @@ def exact_values(trainer: Trainer, experience: Experience, agent: str, states: l
 @contextmanager
 def open_updated_trainer(root: Path, *overrides: str) -> Iterator[tuple[Trainer, Experience]]:
     """A trainer after one update, and the experience of the next iteration."""
-    with a_trainer(root, *KEYS, *overrides) as trainer:
+    with open_trainer(root, *KEYS, *overrides) as trainer:
         trainer.step()
         yield trainer, experience_of(trainer, 1)
 
@@ -155,7 +155,7 @@ def test_failed_continuations_are_left_out(tmp_path: Path) -> None:
     path.write_text(FAILING)
     keys = ("reward=function", f"reward.function={path}:score", "reward.per_sample=true", "reward.failure_budget=1.0")
     keys = (*keys, "rollout.top_k=0")
-    with a_trainer(tmp_path, *KEYS, *keys, "algorithm.monte_carlo.continuations=6") as trainer:
+    with open_trainer(tmp_path, *KEYS, *keys, "algorithm.monte_carlo.continuations=6") as trainer:
         experience, targets = trainer.step()
         unusable = 0
         for agent, found in experience.state_values.items():
@@ -174,7 +174,7 @@ def test_failed_continuations_are_left_out(tmp_path: Path) -> None:
 def test_several_turns_and_agents(tmp_path: Path) -> None:
     """A state before every turn, and segments that do not cross turns."""
     keys = ("task.num_turns=2", "rollout.max_new_tokens=4", "algorithm.monte_carlo.every=2")
-    with a_trainer(tmp_path, "algorithm=vine_ppo", *keys, "algorithm.monte_carlo.continuations=3") as trainer:
+    with open_trainer(tmp_path, "algorithm=vine_ppo", *keys, "algorithm.monte_carlo.continuations=3") as trainer:
         experience, targets = trainer.step()
         row = trainer.state.progress.row
         assert row is not None

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer, assert_alike, experience_of, rows, stopped_and_resumed, train, train_on_two_ranks
+from small import (
+    assert_metrics_close,
+    experience_of,
+    open_trainer,
+    rows,
+    stopped_and_resumed,
+    train,
+    train_on_two_ranks,
+)
 
 from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
 
@@ -38,7 +46,7 @@ def overrides(root: Path, *more: str) -> list[str]:
 
 def targets_of(root: Path, *more: str):
     """The targets of the first buffer at `agent` and at `team`, and the experience."""
-    with a_trainer(root, *overrides(root, *more)) as trainer:
+    with open_trainer(root, *overrides(root, *more)) as trainer:
         experience, found = experience_of(trainer), []
         for scope in ("agent", "team"):
             algorithm = trainer.state.algorithm
@@ -81,7 +89,7 @@ def test_one_rank_and_two_agree(tmp_path: Path, preset: tuple[str, ...]) -> None
     keys = overrides(
         tmp_path, *preset, TEAM, "num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero2"
     )
-    assert_alike(rows(train(tmp_path / "one", *keys)), rows(train_on_two_ranks(tmp_path / "two", *keys)))
+    assert_metrics_close(rows(train(tmp_path / "one", *keys)), rows(train_on_two_ranks(tmp_path / "two", *keys)))
 
 
 @pytest.mark.slow

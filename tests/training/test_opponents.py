@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import a_trainer, assert_alike, final_weights, new_run, rows, train, train_on_two_ranks
+from small import assert_metrics_close, final_weights, new_run, open_trainer, rows, train, train_on_two_ranks
 
 from ippo_cli.config.errors import Preempted, ResumeError
 from ippo_cli.training.methods.opponents import assign_learner, evict_snapshots, sample_opponent
@@ -70,7 +70,7 @@ def test_learner_is_sampled_by_seed_and_alternates() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("team", ["independent", "shared_policy"])
 def test_snapshots_act_but_are_not_trained_on(team: str, tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *SHORT, *POOL, f"team={team}", *a_game(tmp_path)) as trainer:
+    with open_trainer(tmp_path, *SHORT, *POOL, f"team={team}", *a_game(tmp_path)) as trainer:
         folder, team_ = trainer.run.folder, trainer.state.team
         initial = {
             learner.name: load_file(folder / "initial" / learner.name / "model.safetensors")
@@ -119,8 +119,8 @@ def test_snapshots_act_but_are_not_trained_on(team: str, tmp_path: Path) -> None
                         ids = torch.tensor([turn.prompt + turn.completion.ids.tolist()])
                         with torch.no_grad():
                             logits = lm(ids).logits[0, len(turn.prompt) - 1 : -1] / 2.0
-                        said = logits.log_softmax(dim=-1).gather(1, turn.completion.ids[:, None])[:, 0]
-                        says[which].append(float((said - turn.completion.logprobs).abs().max()))
+                        result = logits.log_softmax(dim=-1).gather(1, turn.completion.ids[:, None])[:, 0]
+                        says[which].append(float((result - turn.completion.logprobs).abs().max()))
         assert max(says["snapshot"]) < 1e-4
         assert max(says["current"]) > 1e-3
 
@@ -173,7 +173,7 @@ def test_checkpoint_keeps_the_pool_of_a_resume_without_opponents(tmp_path: Path)
 
 @pytest.mark.slow
 def test_pool_enabled_on_resume_starts_with_current_weights(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *SHORT, *POOL) as trainer:
+    with open_trainer(tmp_path, *SHORT, *POOL) as trainer:
         trainer.state.progress.iteration = 3  # as after a run without a pool; no snapshot is due
         trainer.step()
         assert trainer.methods[0].snapshots == [3]
@@ -187,5 +187,5 @@ def test_two_ranks_play_opponents_as_one_rank(tmp_path: Path) -> None:
     keys += [*a_game(tmp_path), "team=shared_policy"]
     one = rows(train(tmp_path / "one", *keys))
     folder = train_on_two_ranks(tmp_path / "two", *keys)
-    assert_alike(one[:2], rows(folder)[:2], rel=2e-3, abs=1e-4)
+    assert_metrics_close(one[:2], rows(folder)[:2], rel=2e-3, abs=1e-4)
     assert [row["player"] for row in json.loads((folder / "elo.json").read_text())] == ["shared@0", "shared"]

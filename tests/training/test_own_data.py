@@ -45,10 +45,10 @@ def test_rows_are_mixed_filtered_and_counted(tmp_path: Path, capsys: pytest.Capt
         train(tmp_path / "refused", *typed)
     typed += ["task.overlong=drop"]
     run = train(tmp_path / "runs", *typed, "tracker.samples_every=1", "tracker.samples=16")
-    said = capsys.readouterr().out
-    assert f"data: {tmp_path / 'first.jsonl'}: 20 rows, 10 excluded by task.filter: 10 are used" in said
-    assert "data: 1 of 18 training rows excluded: prompts too long for rollout.max_prompt_tokens=20" in said
-    assert "data: 1 of 10 held-out rows excluded" in said
+    output = capsys.readouterr().out
+    assert f"data: {tmp_path / 'first.jsonl'}: 20 rows, 10 excluded by task.filter: 10 are used" in output
+    assert "data: 1 of 18 training rows excluded: prompts too long for rollout.max_prompt_tokens=20" in output
+    assert "data: 1 of 10 held-out rows excluded" in output
     samples = [json.loads(line) for line in (run / "samples" / "train_00000001.jsonl").read_text().splitlines()]
     prompts = [row["agents"]["solo"]["prompt"] for row in samples]
     assert set(prompts) == {"ABCabc=", "CABcab="}

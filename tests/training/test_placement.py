@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_scripts import finish, said, start_ranks
+from rank_scripts import finish, read_output, start_ranks
 from safetensors.torch import load_file
-from small import SMALL, assert_alike, rows, train
+from small import SMALL, assert_metrics_close, rows, train
 from test_reward_model_ranks import reward_model
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,7 @@ def train_placed(root: Path, *overrides: str, world_size: int = 2) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     command = ["ippo_cli.cli.train", *SMALL, *overrides, f"output_dir={root}"]
     codes = finish(start_ranks(*command, folder=root, world_size=world_size), limit_s=500)
-    assert codes == [0] * world_size, said(root)
+    assert codes == [0] * world_size, read_output(root)
     (metrics,) = root.glob("default/*/metrics.jsonl")
     return metrics.parent
 
@@ -56,7 +56,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_run(placed: Path, alone: Path) -> None:
-    assert_alike(rows(placed), rows(alone), rel=1e-4, abs=1e-6)
+    assert_metrics_close(rows(placed), rows(alone), rel=1e-4, abs=1e-6)
     expected, found = read_weights(alone), read_weights(placed)
     assert found.keys() == expected.keys()
     for name, weights in found.items():
@@ -82,7 +82,7 @@ def test_agents_on_other_ranks_and_resume(alone: Path, tmp_path: Path) -> None:
     placed = train_placed(tmp_path, *RUN, *KL, keys, "deepspeed=zero3", "max_iterations_this_run=1")
     assert rows(placed)[-1]["iteration"] == 1
     resume = ["ippo_cli.cli.train", f"resume={placed}", "max_iterations_this_run=null"]
-    assert finish(start_ranks(*resume, folder=tmp_path), limit_s=300) == [0, 0], said(tmp_path)
+    assert finish(start_ranks(*resume, folder=tmp_path), limit_s=300) == [0, 0], read_output(tmp_path)
     assert_same_run(placed, alone)
 
 
@@ -91,7 +91,7 @@ def test_reward_model_on_one_rank(tmp_path: Path) -> None:
     keys += ["num_iterations=1", "evaluation.every=1", "checkpoint.every=0", "reward.failure_budget=1"]
     keys += ["reward.overlong=fail"]
     one = train(tmp_path / "one", *keys)
-    assert_alike(rows(one), rows(train_placed(tmp_path / "two", *keys, place(reward="1"))))
+    assert_metrics_close(rows(one), rows(train_placed(tmp_path / "two", *keys, place(reward="1"))))
 
 
 REWARD = """
@@ -111,6 +111,6 @@ def test_error_on_one_rank_ends_all_and_ranks_hold_only_their_models(tmp_path: P
     fault = "debug_faults=[backward:error:2:1]"  # of rank 1, while rank 0 updates the actors
     command = ["ippo_cli.cli.train", *SMALL, *RUN, *keys, fault, f"output_dir={tmp_path}"]
     codes = finish(start_ranks(*command, folder=tmp_path, REPORTS=str(tmp_path)), limit_s=200)
-    assert 0 not in codes, said(tmp_path)
+    assert 0 not in codes, read_output(tmp_path)
     assert "RuntimeError" in next(tmp_path.glob("default/*/errors/rank_1.txt")).read_text()
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["Policy", "ValueModel"]

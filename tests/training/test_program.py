@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from model_server import save_partner, serve_model
-from small import a_trainer, final_weights, new_run, rows, small_config, stopping_reward, train
+from small import final_weights, new_run, open_trainer, rows, small_config, stopping_reward, train
 
 from ippo_cli.config.errors import Preempted
 from ippo_cli.config.teams import policy_by_agent
@@ -133,7 +133,7 @@ def play(example, endpoint):
 @pytest.mark.core
 def test_rewritten_histories_are_new_sequences(tmp_path: Path) -> None:
     overrides = program_run(tmp_path, REWRITING)
-    with a_trainer(tmp_path, *overrides, "rollout.buffer_size=4", "task.train_size=4") as trainer:
+    with open_trainer(tmp_path, *overrides, "rollout.buffer_size=4", "task.train_size=4") as trainer:
         episodes = trainer.collector.play_episodes(*batch_of(trainer))
     for episode in episodes:
         assert episode.failure is None
@@ -153,13 +153,13 @@ def test_served_agents_answer_as_in_training(tmp_path: Path) -> None:
     folder = train(tmp_path, *program_run(tmp_path), "num_iterations=1", "evaluation.every=0")
     config, _ = small_config(tmp_path, *program_run(tmp_path))
     settings = ServerSettings(host="127.0.0.1", port=0, api_key="secret", seed=0, greedy=True)
-    said: list[str] = []
+    actual: list[str] = []
     answers: list[str] = []
 
     def call() -> None:
-        while not said:
+        while not actual:
             time.sleep(0.05)
-        address = re.search(r"OPENAI_BASE_URL=(\S+)", said[0])
+        address = re.search(r"OPENAI_BASE_URL=(\S+)", actual[0])
         assert address is not None
         client = openai.OpenAI(base_url=address[1], api_key="secret", max_retries=0)
         question = [{"role": "user", "content": "1+2="}]
@@ -172,7 +172,7 @@ def test_served_agents_answer_as_in_training(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         client = pool.submit(call)
         weights = find_weights(folder, "latest", policy_by_agent(config), adapters_by_agent(config))
-        serve(config, weights, None, settings, said.append, should_stop=client.done)
+        serve(config, weights, None, settings, actual.append, should_stop=client.done)
         client.result()
     assert len(answers) == 8
     assert len(set(answers)) == 1, "greedy"
@@ -264,7 +264,7 @@ def test_faulty_programs_fail_their_own_episodes_only(tmp_path: Path, copies: in
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     overrides += [f"rollout.buffer_size={len(names)}", "task.timeout_s=4", "task.max_turns=3", "reward=environment"]
     overrides = [text for text in overrides if not text.startswith("reward.function")]
-    with a_trainer(tmp_path, *overrides, "task.train_size=null", "rollout.context_limit=512") as trainer:
+    with open_trainer(tmp_path, *overrides, "task.train_size=null", "rollout.context_limit=512") as trainer:
         episodes = trainer.collector.play_episodes(*batch_of(trainer))
         assert wait_for_one_process(), "programs end with their episodes; the process that starts them remains"
     assert len(episodes) == len(names)

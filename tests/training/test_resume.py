@@ -94,23 +94,23 @@ def test_rejected_resume_does_not_change_the_run(tmp_path, monkeypatch, capsys):
             main()
         return leaving.value.code, " ".join(capsys.readouterr().err.split())
 
-    code, said = resumed("launch.processes=2")
+    code, result = resumed("launch.processes=2")
     assert code == 14
-    assert "was written by 1 processes and there are 2 now" in said
+    assert "was written by 1 processes and there are 2 now" in result
     assert {name: (folder / name).read_text() for name in before} == before
 
     with lock_folder(folder, name=START_LOCK):  # another command resumes it, and its ranks have not started
-        code, said = resumed("num_iterations=3", "algorithm.entropy_coef=0.5")
+        code, result = resumed("num_iterations=3", "algorithm.entropy_coef=0.5")
     assert code == 14
-    assert "in use by another process" in said
+    assert "in use by another process" in result
     assert not list(folder.glob("*.next"))
 
     (file,) = (folder / "checkpoints").glob("step_*/state.json")
     intact = file.read_text()
     file.write_text(intact + " ")
-    code, said = resumed("num_iterations=2", "algorithm.entropy_coef=0.5")
+    code, result = resumed("num_iterations=2", "algorithm.entropy_coef=0.5")
     assert code == 14
-    assert "no intact checkpoint" in said
+    assert "no intact checkpoint" in result
     del before["run.json"]  # its state is failed
     assert {name: (folder / name).read_text() for name in before} == before
     file.write_text(intact)

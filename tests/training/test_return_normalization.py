@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from small import (
-    a_trainer,
-    assert_alike,
+    assert_metrics_close,
     experience_of,
     final_weights,
+    open_trainer,
     rows,
     stopped_and_resumed,
     stopping_reward,
@@ -65,7 +65,7 @@ def test_update_is_invariant_to_scale_and_shift_of_the_reward(tmp_path: Path, cr
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["zero0", "zero3"])
 def test_values_remain_when_moments_change(tmp_path: Path, stage: str) -> None:
-    with a_trainer(tmp_path, *PPO, *SHORT, *SCALED, f"deepspeed={stage}") as trainer:
+    with open_trainer(tmp_path, *PPO, *SHORT, *SCALED, f"deepspeed={stage}") as trainer:
         team = trainer.state.team
         trainer.step()
         (agent,) = team.values()
@@ -90,7 +90,7 @@ def test_one_rank_and_two_agree(tmp_path: Path) -> None:
     overrides = (*PPO, *SCALED, "num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero2")
     one = rows(train(tmp_path / "one", *overrides))
     two = rows(train_on_two_ranks(tmp_path / "two", *overrides))
-    assert_alike(one, two)
+    assert_metrics_close(one, two)
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_saved_critic_has_its_moments(tmp_path: Path) -> None:
     assert moments.mean > 400
     for beta in ("0.5", "null"):  # without normalisation, the moments are folded into the weights
         start = (f"critic.warm_start={checkpoint / name / 'critic'}", f"critic.popart_beta={beta}")
-        with a_trainer(tmp_path, *PPO, *SHORT, *SCALED, *start) as trainer:
+        with open_trainer(tmp_path, *PPO, *SHORT, *SCALED, *start) as trainer:
             module = trainer.state.team[name].critic.engine.module
             start_normalization(trainer.state.team, experience_of(trainer).scores)  # not of a trained head
             assert module.value_head.is_normalized is (beta != "null")

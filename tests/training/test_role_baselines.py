@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import (
-    a_trainer,
-    assert_alike,
+    assert_metrics_close,
     experience_of,
+    open_trainer,
     rows,
     stopped_and_resumed,
     stopping_reward,
@@ -26,7 +26,7 @@ RAE = ("algorithm=rae", "algorithm.role_baseline_decay=0.8")
 
 
 def test_baseline_of_each_agent_and_role(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *RAE) as trainer:
+    with open_trainer(tmp_path, *RAE) as trainer:
         algorithm, team, experience = trainer.state.algorithm, trainer.state.team, experience_of(trainer)
         algorithm.state = AlgorithmState(methods={"role_baseline": {"low": 1.0, "high/first": -2.0, "high/idle": 7.0}})
         episodes = [
@@ -55,7 +55,7 @@ def test_one_rank_and_two_agree(tmp_path: Path) -> None:
     keys = (*RAE, "num_iterations=3", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero2")
     one = rows(train(tmp_path / "one", *keys))
     assert one[-1]["low/targets/role_baseline"] != one[-2]["low/targets/role_baseline"]
-    assert_alike(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
+    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
 
 
 @pytest.mark.slow

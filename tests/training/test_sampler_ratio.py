@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from small import a_trainer
+from small import open_trainer
 
 FILTERS = {
     "top_p": ("rollout.top_p=0.6",),
@@ -41,7 +41,7 @@ def test_first_ratio_is_one_under_filters(tmp_path, objective, filters):
         *("rollout.max_new_tokens=6", "evaluation.every=0", "algorithm.critic_warmup=0", "algorithm.mini_batch_size=8"),
         *("actor.warmup_iterations=0", "actor.learning_rate=1e-6", "task=sorting_solo"),
     )
-    with a_trainer(tmp_path, *keys, *OBJECTIVES[objective], *FILTERS[filters]) as trainer:
+    with open_trainer(tmp_path, *keys, *OBJECTIVES[objective], *FILTERS[filters]) as trainer:
         trainer.step()
         (name,) = trainer.state.team
         row = trainer.state.progress.row

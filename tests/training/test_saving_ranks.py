@@ -24,7 +24,7 @@ def found(root: Path) -> list[dict[str, Any]]:
     """The results of saving_ranks.py on each of two ranks."""
     root.joinpath("printed").mkdir()
     ranks = found_by_ranks(Path(__file__).with_name("saving_ranks.py"), str(root), folder=root / "printed")
-    return [rank | {"said": (root / "printed" / f"printed{n}").read_text()} for n, rank in enumerate(ranks)]
+    return [rank | {"output": (root / "printed" / f"printed{n}").read_text()} for n, rank in enumerate(ranks)]
 
 
 def test_checkpoint_lists_files_of_all_ranks(found: list[dict[str, Any]], root: Path) -> None:
@@ -45,22 +45,22 @@ def test_ranks_share_verification_and_agree_on_damage(
     for rank in found:
         assert [name for name, _ in rank["shares"]["damaged"]] == files
         assert all(text.startswith("ResumeError: ") for _, text in rank["shares"]["damaged"])
-    said = found[0]["said"]
+    result = found[0]["output"]
     assert all(
-        f"is damaged ({who}{name} has changed)" in said
+        f"is damaged ({who}{name} has changed)" in result
         for name in files
         for who in ("", "rank 1: ")
         if name in found[bool(who)]["shares"]["read"]
     )
-    assert "is damaged" not in found[1]["said"]
+    assert "is damaged" not in found[1]["output"]
 
 
 def test_checkpoint_without_other_ranks_files_fails(found: list[dict[str, Any]], root: Path) -> None:
     assert [rank["apart"]["saved"] for rank in found] == [[False, False]] * 2
     reason = "rank 1 wrote rng_rank_1.json, but rank 0 does not see it; checkpoints need a folder that all ranks share"
-    warnings = [line for line in found[0]["said"].splitlines() if line.startswith("warning: checkpoint")]
+    warnings = [line for line in found[0]["output"].splitlines() if line.startswith("warning: checkpoint")]
     assert warnings == [f"warning: checkpoint not saved ({reason})"] * 2
-    assert "warning" not in found[1]["said"]
+    assert "warning" not in found[1]["output"]
     for rank in found:
         assert rank["apart"]["third"] == f"StorageError: cannot save checkpoints, 3 failures in a row ({reason})"
 

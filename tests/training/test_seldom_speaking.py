@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer, assert_alike, rows, train, train_on_two_ranks
+from small import assert_metrics_close, open_trainer, rows, train, train_on_two_ranks
 
 from ippo_cli.compose.arguments import normalize_arguments
 
@@ -70,14 +70,14 @@ def test_agent_that_acts_on_one_rank_matches_one_rank(tmp_path: Path) -> None:
     trained = [row for row in one if row["iteration"] > 0]
     for row in trained:
         assert 0 < row["seldom/policy/steps"] < 16, "in some steps nobody speaks, and these are none"
-    assert_alike(one, rows(folder))
+    assert_metrics_close(one, rows(folder))
 
 
 def test_agent_without_turns_does_not_learn(tmp_path: Path) -> None:
     found = []
     for place, speaks in (("never", "(lambda seed: False)"), ("some", SPEAKS)):
         (tmp_path / place).mkdir()
-        with a_trainer(tmp_path / place, *overrides(tmp_path / place, speaks)) as trainer:
+        with open_trainer(tmp_path / place, *overrides(tmp_path / place, speaks)) as trainer:
             team = trainer.state.team
             before = {
                 id(learner): {name: value.clone() for name, value in learner.engine.module.state_dict().items()}

@@ -10,7 +10,7 @@ import fake_vllm
 import pytest
 from fake_engine import FakeEngine
 from model_server import save_partner, serve_model
-from small import a_trainer, assert_alike, final_weights, new_run, rows, train, train_on_two_ranks
+from small import assert_metrics_close, final_weights, new_run, open_trainer, rows, train, train_on_two_ranks
 
 from ippo_cli import Run
 from ippo_cli.config.errors import ConfigError, EngineError, UnusableServer
@@ -63,7 +63,7 @@ def test_only_the_tokenizer_of_the_partner_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").rename(model / "model.safetensors")
     with serve_model(model) as (url, _):
         (model / "model.safetensors").unlink()
-        with a_trainer(tmp_path, *SHORT, *CERTAIN, *partner_at(url, model)) as trainer:
+        with open_trainer(tmp_path, *SHORT, *CERTAIN, *partner_at(url, model)) as trainer:
             team = trainer.state.team
             assert (list(team), list(team.frozen), list(team.generation_policies)) == (
                 ["low"],
@@ -164,4 +164,4 @@ def test_each_rank_asks_for_its_rows(tmp_path: Path) -> None:
         keys = (*SHORT, *CERTAIN, *partner_at(url, model))
         expected = rows(train(tmp_path / "one", *keys))
         found = rows(train_on_two_ranks(tmp_path / "two", *keys))
-    assert_alike(expected, found)
+    assert_metrics_close(expected, found)

@@ -12,10 +12,10 @@ import torch
 from folders import model_folder
 from safetensors.torch import load_file
 from small import (
-    a_trainer,
-    assert_alike,
+    assert_metrics_close,
     experience_of,
     new_run,
+    open_trainer,
     rows,
     small_config,
     stopped_and_resumed,
@@ -79,7 +79,7 @@ def played(trainer: Trainer) -> tuple[dict, dict, StepContext]:
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["zero0", "zero2"])
 def test_learner_changes_only_its_adapter(tmp_path: Path, stage: str) -> None:
-    with a_trainer(tmp_path, *BASE, *SHORT, "algorithm.kl.loss.coef=0.1", f"deepspeed={stage}") as trainer:
+    with open_trainer(tmp_path, *BASE, *SHORT, "algorithm.kl.loss.coef=0.1", f"deepspeed={stage}") as trainer:
         team = trainer.state.team
         assert [(one.name, one.stage) for one in team.learners] == [
             ("low", "policy"),
@@ -107,7 +107,7 @@ def test_learner_changes_only_its_adapter(tmp_path: Path, stage: str) -> None:
 
 @pytest.mark.slow
 def test_agents_with_equal_seeds_and_data_stay_equal(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *BASE, *SHORT) as trainer:
+    with open_trainer(tmp_path, *BASE, *SHORT) as trainer:
         team = trainer.state.team
         for iteration in range(2):
             experience = experience_of(trainer, iteration)
@@ -140,7 +140,7 @@ def test_reference_is_the_initial_policy(tmp_path: Path, team: str) -> None:
 @pytest.mark.slow
 def test_partially_shared_bases(tmp_path: Path) -> None:
     third = ["++task.agents={mid:{}}", "task.agents.mid.template='{letters}|'", "task.agents.mid.answer='{low}'"]
-    with a_trainer(tmp_path, *BASE, *SHORT, *third, "++team.groups={pair:[low,high]}") as trainer:
+    with open_trainer(tmp_path, *BASE, *SHORT, *third, "++team.groups={pair:[low,high]}") as trainer:
         base = {name: agent.policy.engine.module.base for name, agent in trainer.state.team.items()}
         assert base["low"] is base["high"] is not base["mid"]
         assert trainer.collector.generator.batch_groups(trainer.collector.formats) == [("low", "high"), ("mid",)]
@@ -193,7 +193,7 @@ def test_every_checkpoint_kind_resumes_and_evaluates(
         AutoModelForCausalLM.from_pretrained(actor)
         loaded = ["actor=full", f"actor.model={actor}", "actor.dtype=fp32", "critic=separate"]
         loaded.append(f"critic.warm_start={actor.parent / 'critic'}")
-        with a_trainer(tmp_path, *SHORT, *loaded) as trainer:
+        with open_trainer(tmp_path, *SHORT, *loaded) as trainer:
             low = trainer.state.team["low"]
             assert low.critic is not None
             holds(low.policy.engine.module.lm, actor / "model.safetensors")
@@ -201,7 +201,7 @@ def test_every_checkpoint_kind_resumes_and_evaluates(
     base = folder / "initial" / "shared"
     again = ["actor=lora", f"actor.model={base}", "actor.dtype=fp32", "actor.rank=4", f"actor.adapter={actor}"]
     again += ["critic=adapter", "critic.rank=4", f"critic.warm_start={actor.parent / 'critic'}", "team=shared_base"]
-    with a_trainer(tmp_path, *SHORT, *again) as trainer:
+    with open_trainer(tmp_path, *SHORT, *again) as trainer:
         kept = adapters(folder, ("low",))
         for agent in trainer.state.team.values():  # both start from one adapter
             policy, critic = agent.policy.engine.module, agent.critic.engine.module  # type: ignore[union-attr]
@@ -243,7 +243,7 @@ def test_two_ranks_train_adapters_as_one_rank(tmp_path: Path) -> None:
     keys = [*BASE, *SHORT, "algorithm=ppo", "algorithm.mini_batch_size=8", "algorithm.kl.reward.coef=0.1"]
     one = rows(train(tmp_path / "one", *keys))
     folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero2")
-    assert_alike(one, rows(folder))
+    assert_metrics_close(one, rows(folder))
 
 
 @pytest.mark.slow
@@ -276,11 +276,11 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
 def test_invalid_base_settings_are_rejected_before_loading(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model", "abcdefghij<>")
     keys = ["actor=lora", f"actor.model={model}", "actor.dtype=fp32", "critic=adapter"]
-    for wrong, said in {
+    for wrong, expected in {
         "actor.rank=64": r"actor.rank=64 exceeds the width of model.layers.0.\S+ of model .*; use at most 16",
         "critic.rank=64": "critic.rank=64 exceeds the width of",
         "actor.target_modules=[query]": "actor.target_modules names query, and model has no such module; .* q_proj",
     }.items():
         config, _ = small_config(tmp_path, *keys, "actor.rank=2", "critic.rank=2", wrong)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=expected):
             read_model_specs(config, load_task(config.task, config.seed))

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import (
-    a_trainer,
-    assert_alike,
+    assert_metrics_close,
     experience_of,
     final_weights,
+    open_trainer,
     rows,
     small_config,
     stopped_and_resumed,
@@ -91,7 +91,7 @@ class ModuleEngine:
 @pytest.mark.slow
 def test_gradient_equals_sum_over_agents(tmp_path: Path) -> None:
     cut = ["rollout.max_new_tokens=6", "rollout.temperature=2.0", "deepspeed.micro_batch_tokens=64"]
-    with a_trainer(tmp_path, SHARED, *SHORT, *cut, "critic=value_head") as trainer:
+    with open_trainer(tmp_path, SHARED, *SHORT, *cut, "critic=value_head") as trainer:
         low, high = trainer.state.team["low"], trainer.state.team["high"]
         assert low.policy is high.policy
         (learner,) = trainer.state.team.learners
@@ -141,14 +141,14 @@ def test_two_ranks_train_group_as_one_rank(tmp_path: Path) -> None:
     keys = [SHARED, *SHORT, "algorithm=ppo", "algorithm.mini_batch_size=8", "rollout.zero3_gather=all"]
     one = rows(train(tmp_path / "one", *keys))
     folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero3")
-    assert_alike(one, rows(folder))
+    assert_metrics_close(one, rows(folder))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("team", "whole_turns"), [("independent", False), ("shared_policy", True)])
 def test_turn_actions_apply_to_all_agents_of_a_policy(team: str, whole_turns: bool, tmp_path: Path) -> None:
     keys = ["algorithm=turn_ppo", "algorithm.credit=auto", "rollout.temperature=3.0", f"team={team}"]
-    with a_trainer(tmp_path, *SHORT, "algorithm.mini_batch_size=16", *keys) as trainer:
+    with open_trainer(tmp_path, *SHORT, "algorithm.mini_batch_size=16", *keys) as trainer:
         experience = experience_of(trainer)
         high = experience.rollouts["high"]
         last = torch.arange(high.turn.shape[1]) == high.response_mask.sum(dim=1, keepdim=True) - 1

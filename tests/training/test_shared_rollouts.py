@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import SMALL, a_trainer, assert_alike, experience_of, rows, train, train_on_two_ranks, train_with_stop
+from small import (
+    SMALL,
+    assert_metrics_close,
+    experience_of,
+    open_trainer,
+    rows,
+    train,
+    train_on_two_ranks,
+    train_with_stop,
+)
 
 from ippo_cli.agents.team import Team
 from ippo_cli.compose.load import load_config
@@ -52,7 +61,7 @@ def all_targets(trainer: Trainer, recent_scores: Mapping[str, Sequence[float]] |
 
 
 def test_rows_have_author_and_reader_logprobs(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *HACPO) as trainer:
+    with open_trainer(tmp_path, *HACPO) as trainer:
         experience, team = experience_of(trainer), trainer.state.team
         assert {name: list(rows) for name, rows in experience.shared.items()} == {
             "first": ["second"],
@@ -71,7 +80,7 @@ def test_rows_have_author_and_reader_logprobs(tmp_path: Path) -> None:
 def test_ratio_to_an_author_is_before_its_filters(tmp_path: Path) -> None:
     """Copies of one policy have ratio 1, so that no row is outside of the clip range."""
     keys = ("task.agents.second.actor.num_layers=1", "actor=tiny_lora", "team=shared_base", "rollout.top_p=0.5")
-    with a_trainer(tmp_path, *HACPO, *keys) as trainer:
+    with open_trainer(tmp_path, *HACPO, *keys) as trainer:
         trainer.step()
         row = trainer.state.progress.row
     assert row is not None
@@ -91,7 +100,7 @@ def test_each_adapter_of_a_shared_base_reads_the_rows_of_the_other(tmp_path: Pat
 
 def test_group_advantages_and_weights_by_hand(tmp_path: Path) -> None:
     recent = {"first": [0.2, 0.4], "second": [0.1]}
-    with a_trainer(tmp_path, *HACPO, "algorithm.cross_agent.clip_range=0.9") as trainer:
+    with open_trainer(tmp_path, *HACPO, "algorithm.cross_agent.clip_range=0.9") as trainer:
         experience = experience_of(trainer)
         found = all_targets(trainer, recent_scores=recent)
     ability = {"first": 0.3, "second": 0.1}
@@ -122,7 +131,7 @@ def test_critics_learn_from_own_rows_only(critic: str, tmp_path: Path) -> None:
     keys = ("algorithm=ppo", f"critic={critic}", "algorithm.mini_batch_size=8", "algorithm.gae_lambda=0.9")
     keys = (*keys, "algorithm.kl.reward.coef=0.0", "algorithm.kl.loss.coef=0.0", "algorithm.target_kl=null")
     keys = (*keys, "algorithm.behavior_correction.cap=1.05")  # so low that some weights are truncated
-    with a_trainer(tmp_path, *WEIGHED, *keys) as trainer:
+    with open_trainer(tmp_path, *WEIGHED, *keys) as trainer:
         experience, team = experience_of(trainer), trainer.state.team
         found = all_targets(trainer)
         for source, targets in found.items():
@@ -170,11 +179,11 @@ def test_rows_without_weight_only_lengthen_the_mean(tmp_path: Path) -> None:
         "algorithm.cross_agent.clip_range=1.0e-9",
         "actor.max_grad_norm=1000.0",
     )
-    with a_trainer(tmp_path / "shared", *WEIGHED, *keys) as trainer:
+    with open_trainer(tmp_path / "shared", *WEIGHED, *keys) as trainer:
         trainer.step()
         shared = trainer.state.progress.row
     alone_keys = ("team.share_rollouts=false", "algorithm.cross_agent.exponent=null")
-    with a_trainer(
+    with open_trainer(
         tmp_path / "alone", *WEIGHED, *keys, *alone_keys, "algorithm.cross_agent.clip_range=null"
     ) as trainer:
         trainer.step()
@@ -199,7 +208,7 @@ def test_capabilities_are_of_earlier_iterations(tmp_path: Path) -> None:
 
 def test_three_agents_with_a_frozen_one(tmp_path: Path) -> None:
     third = '+task.agents={third:{template:"{letters}=",answer:"{sorted}",frozen:true}}'
-    with a_trainer(tmp_path, *HACPO, third) as trainer:
+    with open_trainer(tmp_path, *HACPO, third) as trainer:
         experience = experience_of(trainer)
         assert {name: list(rows) for name, rows in experience.shared.items()} == {
             "first": ["second", "third"],
@@ -212,7 +221,7 @@ def test_three_agents_with_a_frozen_one(tmp_path: Path) -> None:
 
 
 def test_unequal_prompts_end_the_run(tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *HACPO) as trainer:
+    with open_trainer(tmp_path, *HACPO) as trainer:
         experience = experience_of(trainer)
         changed = experience.episodes[0].turns[1]
         turns = [experience.episodes[0].turns[0], replace(changed, prompt=[*changed.prompt, 3])]
@@ -235,7 +244,7 @@ def test_one_rank_and_two_agree(keys: tuple[str, ...], tmp_path: Path) -> None:
     keys = (*keys, "num_iterations=2", "deepspeed=zero2", "algorithm.mini_batch_size=8")
     one = rows(train(tmp_path / "one", *keys))
     assert one[-1]["first/shared/rows"] > 0
-    assert_alike(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
+    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from folders import PRINTABLE, model_folder
-from servers import Said, serving
+from servers import ServerAnswer, serving
 from small import rows, train
 
 from ippo_cli.processes.sandbox import BWRAP, LOCAL, find_sandbox_problem
@@ -113,27 +113,27 @@ def test_thinker_and_solver_learn_from_counterfactual_credit(model: Path, tmp_pa
 
 @pytest.mark.slow
 def test_http_reward_is_trained_on(model: Path, tmp_path: Path) -> None:
-    said: list[float] = []
+    result: list[float] = []
 
-    def answer(body: Any, _: int) -> Said:
-        said.extend(len(row["responses"]["assistant"]) / 12 for row in body["rows"])
-        return Said({"rows": said[-len(body["rows"]) :]})
+    def answer(body: Any, _: int) -> ServerAnswer:
+        result.extend(len(row["responses"]["assistant"]) / 12 for row in body["rows"])
+        return ServerAnswer({"rows": result[-len(body["rows"]) :]})
 
     with serving(answer) as server:
         found = ran(tmp_path, model, "preference_prompts", "reward=http", f"reward.url={server.url}")
     asked = [row for body in server.bodies for row in body["rows"]]
     assert {row["prompts"]["assistant"][0]["content"] for row in asked} == {"w?", "x?", "y?", "z?"}
-    assert len(said) == 8 + 8 + 8, "four sampled and four greedy, before and after"
-    assert found["assistant/score/mean"] == pytest.approx(sum(said[8:16]) / 8)
-    assert found["eval/sampled/score"] + found["eval/greedy/score"] == pytest.approx(sum(said[16:]) / 4)
+    assert len(result) == 8 + 8 + 8, "four sampled and four greedy, before and after"
+    assert found["assistant/score/mean"] == pytest.approx(sum(result[8:16]) / 8)
+    assert found["eval/sampled/score"] + found["eval/greedy/score"] == pytest.approx(sum(result[16:]) / 4)
     assert found["assistant/score/std"] > 0
 
 
 @pytest.mark.slow
 def test_judge_reward_is_trained_on(model: Path, tmp_path: Path) -> None:
-    def answer(body: Any, _: int) -> Said:
+    def answer(body: Any, _: int) -> ServerAnswer:
         assert body["messages"][-1]["content"].count("?")
-        return Said({"choices": [{"message": {"content": "It is fine. Score: 7"}}]})
+        return ServerAnswer({"choices": [{"message": {"content": "It is fine. Score: 7"}}]})
 
     with serving(answer) as server:
         given = (

@@ -46,13 +46,13 @@ def test_metric_without_a_number_is_never_the_best(tmp_path: Path, capsys: pytes
     (tmp_path / "reward.py").write_text(UNSCORED)
     keys = ("reward=function", f"reward.function={tmp_path / 'reward.py'}:reward", "task.primary_metric=sampled/part")
     folder = train(tmp_path, *keys, "num_iterations=6", "evaluation.every=1", "evaluation.patience=2")
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert [row["iteration"] for row in rows(folder)] == [0, 1, 2]
     assert sorted(json.loads((folder / "run.json").read_text())["evaluation"]) == ["first", "last"]
-    assert said.count("task.primary_metric=sampled/part has no value in an evaluation") == 1
-    assert "ended by evaluation.patience=2: no evaluation has a score" in said
-    assert "no best score" in said
-    assert "best nan" not in said
+    assert output.count("task.primary_metric=sampled/part has no value in an evaluation") == 1
+    assert "ended by evaluation.patience=2: no evaluation has a score" in output
+    assert "no best score" in output
+    assert "best nan" not in output
     assert not (folder / "checkpoints" / "best.json").exists()
     with pytest.raises(ResumeError, match="no evaluation has a score, so none is the best; use checkpoint=latest"):
         find_weights(folder, "best", {"low": "low", "high": "high"})

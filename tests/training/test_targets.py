@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from small import a_trainer, experience_of
+from small import experience_of, open_trainer
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
@@ -44,7 +44,7 @@ def test_truncation_modes(tmp_path, truncation):
     keys = [f"algorithm.truncation={truncation}", "algorithm.gamma=0.9"]
     keys += ["algorithm.truncation_penalty=0.5"] if truncation.endswith("penalty") else []
     keys += ["algorithm.truncation_ramp=0.5"] if truncation == "soft_penalty" else []
-    with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
+    with open_trainer(tmp_path, *RAGGED, *keys) as trainer:
         raise_values(trainer)
         rollouts, scores, targets, _ = corridor(trainer)
         rollout, found = rollouts["low"], targets["low"]
@@ -71,7 +71,7 @@ def test_truncation_modes(tmp_path, truncation):
 
 @pytest.mark.slow
 def test_advantages_are_whitened_over_trained_tokens(tmp_path):
-    with a_trainer(tmp_path, *RAGGED[:2]) as trainer:
+    with open_trainer(tmp_path, *RAGGED[:2]) as trainer:
         raise_values(trainer)
         rollouts, _, targets, _ = corridor(trainer)
     for name, found in targets.items():
@@ -86,7 +86,7 @@ def test_advantages_are_whitened_over_trained_tokens(tmp_path):
 
 @pytest.mark.slow
 def test_turns_count_once_in_whitening(tmp_path):
-    with a_trainer(tmp_path, "algorithm=turn_ppo", "algorithm.mini_batch_size=8", *RAGGED[:2]) as trainer:
+    with open_trainer(tmp_path, "algorithm=turn_ppo", "algorithm.mini_batch_size=8", *RAGGED[:2]) as trainer:
         rollouts, _, targets, _ = corridor(trainer)
     for name, found in targets.items():
         lengths = rollouts[name].length
@@ -100,7 +100,7 @@ def test_turns_count_once_in_whitening(tmp_path):
 @pytest.mark.slow
 def test_kl_coef_updates_after_use_and_is_saved(tmp_path):
     keys = ["algorithm.kl.reward.coef=0.5", "algorithm.kl.reward.target=0.001", "algorithm.kl.reward.horizon=100"]
-    with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
+    with open_trainer(tmp_path, *RAGGED, *keys) as trainer:
         agent = trainer.state.team["low"]
         with torch.no_grad():  # the policy differs from its reference
             for parameter in agent.policy.engine.module.lm.get_output_embeddings().parameters():
@@ -131,7 +131,7 @@ def test_kl_coef_updates_after_use_and_is_saved(tmp_path):
 @pytest.mark.slow
 def test_kl_coef_uses_episodes_with_turns_only(tmp_path):
     keys = ["algorithm.kl.reward.coef=0.5", "algorithm.kl.reward.target=1.0", "algorithm.kl.reward.horizon=100"]
-    with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
+    with open_trainer(tmp_path, *RAGGED, *keys) as trainer:
         with torch.no_grad():
             for parameter in trainer.state.team["low"].policy.engine.module.lm.get_output_embeddings().parameters():
                 parameter.mul_(3.0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from small import a_trainer, experience_of, train
+from small import experience_of, open_trainer, train
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.rollout.episode_state import environment_seed
@@ -16,8 +16,8 @@ from ippo_cli.types import Example
 
 
 def test_too_long_prompt_is_rejected_before_training(tmp_path: Path) -> None:
-    said = "allows agent low's prompt of 7 tokens, row 0 of the training data, "
-    with pytest.raises(ConfigError, match=said):
+    result = "allows agent low's prompt of 7 tokens, row 0 of the training data, "
+    with pytest.raises(ConfigError, match=result):
         train(tmp_path, "rollout.context_limit=7", "num_iterations=99")
 
 
@@ -40,7 +40,7 @@ def test_greedy_episodes_use_the_same_environment_rng(tmp_path: Path) -> None:
 
         def close(self) -> None: ...
 
-    with a_trainer(tmp_path, "algorithm=remax", "task.num_turns=2", "rollout.max_new_tokens=3") as trainer:
+    with open_trainer(tmp_path, "algorithm=remax", "task.num_turns=2", "rollout.max_new_tokens=3") as trainer:
         trainer.collector.environments = EnvironmentPool(Noted)
         experience = experience_of(trainer, 4)
         assert trainer.state.team["low"].policy.objective.response_budget == 6

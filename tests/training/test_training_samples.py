@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer, rows, train_on_two_ranks
+from small import open_trainer, rows, train_on_two_ranks
 
 from ippo_cli.training.training_samples import training_samples
 
@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_show_the_numbers_of_the_update(kind: str, tmp_path: Path) -> None:
     more = [*SHORT, *KINDS[kind], "tracker.samples=12"]
-    with a_trainer(tmp_path, *more) as trainer:
+    with open_trainer(tmp_path, *more) as trainer:
         trainer.step()
         experience, targets = trainer.step()
         team, limit = trainer.state.team, trainer.config.tracker.sample_tokens
@@ -82,7 +82,7 @@ def test_tokens_show_the_numbers_of_the_update(kind: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("every", "expected"), [(20, [1, 3]), (2, [1, 2, 3]), (0, [])])
 def test_first_and_last_iteration_have_samples(every: int, expected: list[int], tmp_path: Path) -> None:
     keys = (*SHORT, "num_iterations=3", "tracker.sample_tokens=0", f"tracker.samples_every={every}")
-    with a_trainer(tmp_path, *keys) as trainer:
+    with open_trainer(tmp_path, *keys) as trainer:
         experience, targets = trainer.step()
         for iteration in (1, 2, 3):
             trainer.state.progress.iteration = iteration
@@ -94,7 +94,7 @@ def test_first_and_last_iteration_have_samples(every: int, expected: list[int], 
 def metrics_of_two_iterations(root: Path, sample_tokens: int) -> list[dict[str, float]]:
     """Metrics of two iterations; the second one follows samples of the first."""
     metrics = []
-    with a_trainer(root, *SHORT, "tracker.samples_every=1", f"tracker.sample_tokens={sample_tokens}") as trainer:
+    with open_trainer(root, *SHORT, "tracker.samples_every=1", f"tracker.sample_tokens={sample_tokens}") as trainer:
         for _ in range(2):
             trainer._show_training_samples(*trainer.step())
             row = trainer.state.progress.row

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from small import a_trainer, experience_of, rows, stopped_and_resumed, stopping_reward, train, train_on_two_ranks
+from small import (
+    experience_of,
+    open_trainer,
+    rows,
+    stopped_and_resumed,
+    stopping_reward,
+    train,
+    train_on_two_ranks,
+)
 from test_calls import CALLS
 
 from ippo_cli.rewards.score import compute_raw_scores
@@ -90,7 +98,7 @@ def test_advantage_of_turn_is_return_minus_mean_of_replays(
     discount = () if gamma == 1.0 else (f"algorithm.gamma={gamma}", "algorithm.credit=turn")
     keys = [*SHORT, *PLAIN, *protocol, *turn_reward(tmp_path), *COUNTERFACTUAL, *discount, "rollout.buffer_size=8"]
     keys += ["task.agents.high.reward.team_weight=2"]
-    with a_trainer(tmp_path, *keys) as trainer:
+    with open_trainer(tmp_path, *keys) as trainer:
         experience = experience_of(trainer)
         agents = trainer.state.team
         targets, _ = trainer.state.algorithm.compute_targets(agents, experience)
@@ -107,7 +115,7 @@ def test_advantage_of_turn_is_return_minus_mean_of_replays(
 
 def test_credit_of_calls_includes_the_turns_that_they_cause(tmp_path: Path) -> None:
     keys = [*SHORT, *PLAIN, *CALLS, *turn_reward(tmp_path), *COUNTERFACTUAL]
-    with a_trainer(tmp_path, *keys) as trainer:
+    with open_trainer(tmp_path, *keys) as trainer:
         experience = experience_of(trainer)
         numbers = [len(episode.turns) for episode in experience.episodes]
         assert {1, 5} <= set(numbers), "episodes without a call, and with the most calls"
@@ -124,9 +132,9 @@ def test_credit_of_calls_includes_the_turns_that_they_cause(tmp_path: Path) -> N
 
 def test_selected_turns_only_are_trained(tmp_path: Path) -> None:
     keys = [*SHORT, *PLAIN, *DIALOGUE, "task.num_turns=3", *turn_reward(tmp_path), *COUNTERFACTUAL]
-    with a_trainer(tmp_path, *keys) as trainer:
+    with open_trainer(tmp_path, *keys) as trainer:
         whole = experience_of(trainer)
-    with a_trainer(tmp_path, *keys, "reward.credit_turns=1") as trainer:
+    with open_trainer(tmp_path, *keys, "reward.credit_turns=1") as trainer:
         experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.compute_targets(trainer.state.team, experience)
         selected = []
@@ -147,7 +155,7 @@ def test_selected_turns_only_are_trained(tmp_path: Path) -> None:
 
 def test_one_turn_tasks_keep_the_estimator_of_other_answers(tmp_path: Path) -> None:
     keys = [*SHORT, *PLAIN, "reward.credit_assignment=counterfactual", "rollout.num_generations=4"]
-    with a_trainer(tmp_path, *keys) as trainer:
+    with open_trainer(tmp_path, *keys) as trainer:
         generate, calls = trainer.collector.generator.generate, []
         trainer.collector.generator.generate = lambda *args, **more: (  # type: ignore[method-assign]
             calls.append(args),

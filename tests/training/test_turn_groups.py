@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer, assert_alike, experience_of, rows, train, train_on_two_ranks, train_with_stop
+from small import (
+    assert_metrics_close,
+    experience_of,
+    open_trainer,
+    rows,
+    train,
+    train_on_two_ranks,
+    train_with_stop,
+)
 
 TALK = '''
 class Talk:
@@ -59,7 +67,7 @@ def talk(root: Path, *more: str) -> list[str]:
 @pytest.mark.parametrize("gamma", [1.0, 0.0])
 def test_rows_and_advantages(tmp_path: Path, follow: str, gamma: float) -> None:
     keys = talk(tmp_path, f"algorithm.turn_groups.follow={follow}", f"algorithm.gamma={gamma}")
-    with a_trainer(tmp_path, *keys) as trainer:
+    with open_trainer(tmp_path, *keys) as trainer:
         experience, team = experience_of(trainer), trainer.state.team
         targets, _ = trainer.state.algorithm.compute_targets(team, experience)
         again = {name: team[name].recompute_logprobs(experience.rollouts[name]).logprobs for name in team}
@@ -93,7 +101,7 @@ def test_rows_and_advantages(tmp_path: Path, follow: str, gamma: float) -> None:
 
 def test_selected_actions_of_one_step_are_executed_together(tmp_path: Path) -> None:
     keys = ("algorithm=at_grpo", "algorithm.turn_groups.candidates=4", "algorithm.turn_groups.follow=best")
-    with a_trainer(tmp_path, *keys, "evaluation.every=0") as trainer:  # low and high act at the same step
+    with open_trainer(tmp_path, *keys, "evaluation.every=0") as trainer:  # low and high act at the same step
         experience = experience_of(trainer)
         logged = trainer.config.tracker.turns
     assert logged > 1
@@ -112,7 +120,7 @@ def test_one_rank_and_two_agree(tmp_path: Path) -> None:
     keys = talk(tmp_path, "num_iterations=2", "deepspeed=zero2")
     one = rows(train(tmp_path / "one", *keys))
     assert one[-1]["turn_groups/branch_tokens"] > 0
-    assert_alike(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
+    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
 
 
 @pytest.mark.slow

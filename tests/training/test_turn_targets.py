@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import a_trainer, experience_of
+from small import experience_of, open_trainer
 
 from ippo_cli.config.schema import Credit, Truncation, TurnValue
 from ippo_cli.training.targets import Algorithm
@@ -59,7 +59,7 @@ def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
     (root / "market.py").write_text(MARKET)
     agents = ",".join(f'{name}:{{template:"{{observation}}"}}' for name in ("low", "high", "mute"))
     world = [f"task.environment={root / 'market.py'}:make", "~task.agents.player", f"+task.agents={{{agents}}}"]
-    with a_trainer(root, *SETTINGS, *world, "rollout.buffer_size=4", "rollout.context_limit=64") as trainer:
+    with open_trainer(root, *SETTINGS, *world, "rollout.buffer_size=4", "rollout.context_limit=64") as trainer:
         yield trainer
 
 

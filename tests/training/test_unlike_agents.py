@@ -8,7 +8,7 @@ import pytest
 import torch
 from families import family, mixed
 from safetensors.torch import load_file
-from small import a_trainer, experience_of, final_weights, rows, stopped_and_resumed, stopping_reward, train
+from small import experience_of, final_weights, open_trainer, rows, stopped_and_resumed, stopping_reward, train
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ UNLIKE = (
     ("protocol", "second"), [("sequential", "gpt2"), ("dialogue", "gpt2"), ("sequential", "mamba")]
 )
 def test_different_families_train_together(protocol: str, second: str, tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *mixed(tmp_path, *UNLIKE, protocol=protocol, second=second)) as trainer:
+    with open_trainer(tmp_path, *mixed(tmp_path, *UNLIKE, protocol=protocol, second=second)) as trainer:
         team = trainer.state.team
         kinds = [agent.model_config.model_type for agent in team.values()]
         assert kinds == ["llama", second]
@@ -39,9 +39,9 @@ def test_different_families_train_together(protocol: str, second: str, tmp_path:
         before = [{name: value.clone() for name, value in weights.items()} for weights in before]
         experience, _ = trainer.step()
         for episode in experience.episodes:
-            said = next(turn.completion.text for turn in episode.turns if turn.agent == "writer")
+            message = next(turn.completion.text for turn in episode.turns if turn.agent == "writer")
             read = next(turn.prompt for turn in episode.turns if turn.agent == "reader")
-            assert said in team["reader"].tokenizer.decode(read)
+            assert message in team["reader"].tokenizer.decode(read)
             if protocol == "dialogue":
                 answer = next(turn.completion.text for turn in episode.turns if turn.agent == "reader")
                 again = [turn.prompt for turn in episode.turns if turn.agent == "writer"][1]
@@ -57,7 +57,7 @@ def test_different_families_train_together(protocol: str, second: str, tmp_path:
 def test_agents_use_their_own_sampling_settings(tmp_path: Path) -> None:
     """In fp32, the first ratios are 1 if the update uses the sampling temperature."""
     exact = ["task.agents.writer.actor.dtype=fp32", "task.agents.reader.rollout.stop_strings=[ab]"]
-    with a_trainer(tmp_path, *mixed(tmp_path, *UNLIKE, *exact)) as trainer:
+    with open_trainer(tmp_path, *mixed(tmp_path, *UNLIKE, *exact)) as trainer:
         trainer.step()
         row = trainer.state.progress.row
     assert row is not None
@@ -121,7 +121,7 @@ def test_local_and_pretrained_models_in_one_run(other: str, tmp_path: Path) -> N
         f"task.agents.first.critic.kind={other}",
         "task.agents.second.actor.alphabet=printable",
     ]
-    with a_trainer(tmp_path, *keys) as trainer:
+    with open_trainer(tmp_path, *keys) as trainer:
         first, second = trainer.state.team.values()
         assert (first.model_config.model_type, second.model_config.model_type) == ("gpt2", "llama")
         assert second.model_config.hidden_size == 32, "the run's own"

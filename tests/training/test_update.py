@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from host_reads import HostReads
-from small import a_trainer, experience_of
+from small import experience_of, open_trainer
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.models import prefixes
@@ -18,7 +18,7 @@ RAGGED = ["rollout.max_new_tokens=6", "rollout.temperature=2.0", "evaluation.eve
 
 
 def one_iteration(root, *overrides):
-    with a_trainer(root, *RAGGED, *overrides) as trainer:
+    with open_trainer(root, *RAGGED, *overrides) as trainer:
         trainer.step()
         row = trainer.state.progress.row
         weights = {
@@ -72,7 +72,7 @@ def test_ratio_is_one_before_first_step(tmp_path):
 
 @pytest.mark.slow
 def test_only_critic_changes_in_warmup(tmp_path):
-    with a_trainer(tmp_path, *RAGGED, "algorithm.critic_warmup=1") as trainer:
+    with open_trainer(tmp_path, *RAGGED, "algorithm.critic_warmup=1") as trainer:
         agent = trainer.state.team["low"]
         before = {name: value.clone() for name, value in agent.policy.engine.module.state_dict().items()}
         trainer.step()
@@ -98,7 +98,7 @@ def test_warmup_trains_value_head_only(tmp_path, stage, dtype):
         f"actor.dtype={dtype}",
         f"deepspeed={stage}",
     )
-    with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
+    with open_trainer(tmp_path, *RAGGED, *keys) as trainer:
 
         def weights():
             return {name: value.float() for name, value in engine.full_state_dict().items()}
@@ -145,7 +145,7 @@ def test_critic_has_its_own_mini_batches_and_epochs(tmp_path):
 def test_non_finite_gradients_are_skipped_and_end_the_run(tmp_path):
     from ippo_cli.config.errors import NonFiniteError
 
-    with a_trainer(tmp_path, *RAGGED, "critic.mini_batch_size=16") as trainer:  # one step of it per iteration
+    with open_trainer(tmp_path, *RAGGED, "critic.mini_batch_size=16") as trainer:  # one step of it per iteration
         agent = trainer.state.team["low"]
         head = agent.critic.engine.module.value_head.out.weight
         with torch.no_grad():
@@ -225,7 +225,7 @@ def test_host_syncs_scale_with_micro_batches_only(tmp_path, monkeypatch):
         losses = Learner.losses
         monkeypatch.setattr(Learner, "losses", lambda *given: (micro_batches.append(1), losses(*given))[1])
         keys = [f"rollout.buffer_size={rows}", f"algorithm.mini_batch_size={rows // 2}", "evaluation.every=0", *keys]
-        with a_trainer(tmp_path, "algorithm=ppo", "task.train_size=128", *keys) as trainer:
+        with open_trainer(tmp_path, "algorithm=ppo", "task.train_size=128", *keys) as trainer:
             team, experience = trainer.state.team, experience_of(trainer)
             targets, _ = trainer.state.algorithm.compute_targets(team, experience)
             with HostReads() as found:

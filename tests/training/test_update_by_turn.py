@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from small import (
-    a_trainer,
-    assert_alike,
+    assert_metrics_close,
     experience_of,
+    open_trainer,
     rows,
     stopped_and_resumed,
     stopping_reward,
@@ -59,7 +59,7 @@ def entropies(agent: Agent, rollout: Rollout) -> Tensor:
     "team", [(), ("team=shared_policy",), ("team=shared_policy", "critic=value_head"), ADAPTERS], ids=" ".join
 )
 def test_entropies_are_those_of_the_acting_policy(team: tuple[str, ...], tmp_path: Path) -> None:
-    with a_trainer(tmp_path, *TWO_TURNS, *team) as trainer:
+    with open_trainer(tmp_path, *TWO_TURNS, *team) as trainer:
         members = trainer.state.team
         experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.compute_targets(members, experience)
@@ -97,7 +97,7 @@ def test_two_ranks_log_turn_metrics_as_one_rank(tmp_path: Path) -> None:
         turns = [row[f"eval/sampled/low/score/turn/{turn}"] for turn in (1, 2)]
         assert sum(turns) == pytest.approx(row["eval/sampled/low/score"])
         assert row["eval/sampled/low/score"] == pytest.approx(row["eval/sampled/high/score"] / 2)
-    assert_alike(one, rows(train_on_two_ranks(tmp_path / "two", *TWO_TURNS, *OWN_WEIGHTS)))
+    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *TWO_TURNS, *OWN_WEIGHTS)))
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from ippo_cli.reporting.run_log import RunLog, RunState
 from ippo_cli.reporting.trackers.build import check_tracker_usable
 from ippo_cli.reporting.trackers.callback import CallbackTracker, load_callback
 
-KEEPS = "told = []\n\ndef tell(row):\n    told.append(row)\n    row['mine'] = 1\n"
+KEEPS = "rows_seen = []\n\ndef tell(row):\n    rows_seen.append(row)\n    row['mine'] = 1\n"
 FAILS = "def tell(row):\n    if row['iteration'] != 2:\n        raise KeyError('eval/score')\n"
 
 
@@ -34,9 +34,9 @@ def test_callback_gets_written_rows_with_none_for_non_finite(tmp_path: Path) -> 
     for iteration, seconds in ((1, 0.5), (2, math.nan), (3, math.inf)):
         run.log_row({"iteration": iteration, "time/iteration": seconds})
         assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == iteration
-    assert [row["time/iteration"] for row in mine.told] == [0.5, None, None]
+    assert [row["time/iteration"] for row in mine.rows_seen] == [0.5, None, None]
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [row | {"mine": 1} for row in written] == mine.told
+    assert [row | {"mine": 1} for row in written] == mine.rows_seen
     row = {"iteration": 4.0}
     CallbackTracker(f"{tmp_path / 'mine.py'}:tell").log(row, 4)
     assert row == {"iteration": 4.0}, "what it does to a row stays its own"
@@ -52,9 +52,9 @@ def test_callback_errors_warn_once_and_are_counted(tmp_path: Path, capsys: pytes
         f"warning: {name} fails ({tmp_path}/mine.py:3: KeyError: 'eval/score'); training continues",
         f"warning: {name} has missed 3 of 4 rows, which are all in metrics.jsonl",
     ]
-    said = json.loads((tmp_path / "run.json").read_text())
-    assert said["state"] == "done"
-    assert said["warnings"][name].endswith("; it has missed 3 of 4 rows")
+    output = json.loads((tmp_path / "run.json").read_text())
+    assert output["state"] == "done"
+    assert output["warnings"][name].endswith("; it has missed 3 of 4 rows")
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
 
 
@@ -101,13 +101,13 @@ def test_callables_without_signature_are_accepted() -> None:
 def test_training_run_calls_callback(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(KEEPS)
     folder = train(tmp_path, "num_iterations=2", f"tracker.callback={tmp_path / 'mine.py'}:tell")
-    told = sys.modules["ippo_user_mine"].told  # type: ignore[attr-defined]
-    assert [row["iteration"] for row in told] == [row["iteration"] for row in rows(folder)] == [0, 1, 2]
+    result = sys.modules["ippo_user_mine"].rows_seen  # type: ignore[attr-defined]
+    assert [row["iteration"] for row in result] == [row["iteration"] for row in rows(folder)] == [0, 1, 2]
 
 
 @pytest.mark.slow
 def test_only_rank_0_calls_callback(tmp_path: Path) -> None:
-    place = tmp_path / "told"
+    place = tmp_path / "rows_seen"
     (tmp_path / "mine.py").write_text(
         f"import os\n\ndef tell(row):\n    open({str(place)!r}, 'a').write(os.environ['RANK'])\n"
     )

@@ -164,8 +164,8 @@ def test_unresponsive_server_delays_only_the_end(
         assert time.perf_counter() - began < 4
     assert sorted(seconds)[50] < 0.005
     assert not Path(f"/proc/{process}").exists()
-    said = capsys.readouterr().out
-    assert said.splitlines() == [
+    output = capsys.readouterr().out
+    assert output.splitlines() == [
         "warning: tracker=mlflow has not finished within 2 s and is killed; training continues",
         "warning: tracker=mlflow has missed 100 of 100 rows, which are all in metrics.jsonl",
     ]
@@ -181,11 +181,11 @@ def test_undelivered_rows_are_counted_and_warn_once(
     for iteration in range(3):
         run.log_row({"iteration": iteration})
     run.finish("done")
-    said = capsys.readouterr().out
-    first, second = said.splitlines()
+    output = capsys.readouterr().out
+    first, second = output.splitlines()
     assert first.startswith("warning: tracker=mlflow cannot log rows (")
     assert second == "warning: tracker=mlflow has missed 3 of 3 rows, which are all in metrics.jsonl"
-    assert "word-of-mine" not in said + (tmp_path / "default" / "a" / "run.json").read_text()
+    assert "word-of-mine" not in output + (tmp_path / "default" / "a" / "run.json").read_text()
 
 
 def test_tracker_ignores_preemption_signals_and_its_loss_warns(

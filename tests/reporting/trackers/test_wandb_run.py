@@ -187,6 +187,6 @@ def test_missing_api_key_warns_with_offline_folder(
     run.finish("done")
     [there] = recorded(folder)
     assert [row["iteration"] for row in rows_of(there)] == [0, 1]
-    [said] = capsys.readouterr().out.splitlines()
-    assert said.startswith("warning: tracker=wandb cannot be reached (")
-    assert said.endswith(f"rows are written to {folder}/wandb, upload them with wandb sync; training continues")
+    [output] = capsys.readouterr().out.splitlines()
+    assert output.startswith("warning: tracker=wandb cannot be reached (")
+    assert output.endswith(f"rows are written to {folder}/wandb, upload them with wandb sync; training continues")

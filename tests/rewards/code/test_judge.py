@@ -23,7 +23,7 @@ TEST = "def check(candidate):\n    assert candidate(21212121212121) == 424242424
 PROMPT = "def double(x):\n    '''Twice x.'''\n"
 
 
-def said(text: str, test: str = TEST, prompt: str = PROMPT, kind: str = "unsafe_local") -> dict[str, Any]:
+def run_test(text: str, test: str = TEST, prompt: str = PROMPT, kind: str = "unsafe_local") -> dict[str, Any]:
     return judge([text], ["double"], prompt, test, kind, 5.0)
 
 
@@ -34,14 +34,14 @@ def test_correct_program_passes_in_every_form(kind: str) -> None:
         f"So:\n```python\n{RIGHT}```\nThat is it.",
         f"```\nx = 1\n```\n```py\n{RIGHT}",
     ):
-        assert said(text, kind=kind)["passed"] == 1.0
+        assert run_test(text, kind=kind)["passed"] == 1.0
     for test in ("assert double(3) == 6", "x = 3\nassert double(x) == 6, 'message'"):
-        assert said(RIGHT, test)["passed"] == 1.0
+        assert run_test(RIGHT, test)["passed"] == 1.0
 
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_forged_program_fails(name: str, kind: str) -> None:
-    found = said(FORGERIES[name], kind=kind)
+    found = run_test(FORGERIES[name], kind=kind)
     assert found["passed"] == 0.0
     assert found["share"] == 0.0
 
@@ -60,28 +60,28 @@ def test_forged_program_fails(name: str, kind: str) -> None:
     ],
 )
 def test_metrics_of_wrong_programs(text: str, parses: float, defines: float, share: float) -> None:
-    found = said(text, prompt="" if "other" not in text else "import math\n")
+    found = run_test(text, prompt="" if "other" not in text else "import math\n")
     if text.startswith("    return"):
-        found = said(text)
+        found = run_test(text)
     expected = (1.0, 0.0) if "other" in text else (parses, defines)
     assert (found["parses"], found["defines"], found["share"], found["passed"]) == (*expected, share, 0.0)
 
 
 def test_assertion_counts() -> None:
     loop = "def check(candidate):\n    for n in range(4):\n        assert candidate(n) == 2 * n\n"
-    assert said("def double(x): return x if x == 3 else 2 * x", loop)["share"] == 0.75
+    assert run_test("def double(x): return x if x == 3 else 2 * x", loop)["share"] == 0.75
     early = (
         "def check(candidate):\n    assert candidate(1) == 2\n    y = candidate(0)\n    assert y == 0\n    assert y < 1"
     )
-    assert said("def double(x): return 2 / x * x * x", early)["share"] == pytest.approx(1 / 3)
+    assert run_test("def double(x): return 2 / x * x * x", early)["share"] == pytest.approx(1 / 3)
     looks_away = (
         "def check(candidate):\n    assert candidate(1) == 2\n    try: candidate(5)\n    except Exception: pass\n"
     )
     ends = "import os\ndef double(x): return 2 if x == 1 else os._exit(0)"
-    assert said(ends, looks_away)["passed"] == 0.0
-    assert said(RIGHT, "def check(candidate):\n    assert True\n    assert candidate(1) == 2\n")["share"] == 1.0
+    assert run_test(ends, looks_away)["passed"] == 0.0
+    assert run_test(RIGHT, "def check(candidate):\n    assert True\n    assert candidate(1) == 2\n")["share"] == 1.0
     with pytest.raises(ValueError, match="the tests contain no assertions"):
-        said(RIGHT, "def check(candidate):\n    assert True\n")
+        run_test(RIGHT, "def check(candidate):\n    assert True\n")
 
 
 ROOT = "def double(x):\n    if x < 0: raise ValueError('negative')\n    return 2 * x"
@@ -98,20 +98,20 @@ def test_expected_error(expected: str) -> None:
         (f"def check(candidate):\n    {expected}\n", 0.0),
         (f"def check(candidate):\n    {expected}\n    assert candidate(1) == 2\n", 0.5),
     ):
-        right, silent = said(ROOT, test), said("def double(x): return 2 * x", test)
+        right, silent = run_test(ROOT, test), run_test("def double(x): return 2 * x", test)
         assert (right["share"], right["passed"]) == (1.0, 1.0)
         assert (silent["share"], silent["passed"]) == (share, 0.0)
-        other = said(ROOT.replace("ValueError", "KeyError"), test)
+        other = run_test(ROOT.replace("ValueError", "KeyError"), test)
         assert other["passed"] == 0.0
 
 
 def test_unexpected_error_is_failure() -> None:
     test = "def check(candidate):\n    try: assert candidate(1) == 2\n    except Exception: assert False\n"
-    assert said(RIGHT, test)["passed"] == 1.0
-    assert said("def double(x): return 1 / 0", test)["passed"] == 0.0
+    assert run_test(RIGHT, test)["passed"] == 1.0
+    assert run_test("def double(x): return 1 / 0", test)["passed"] == 0.0
     never = "def check(candidate):\n    if candidate(1) != 2:\n        assert False\n    assert candidate(2) == 4\n"
-    assert said(RIGHT, never)["share"] == 1.0
-    assert said("def double(x): return 4", never)["passed"] == 0.0
+    assert run_test(RIGHT, never)["share"] == 1.0
+    assert run_test("def double(x): return 4", never)["passed"] == 0.0
 
 
 CAUGHT_ERRORS = [
@@ -130,12 +130,12 @@ def test_raising_program_fails_if_tests_catch_errors(caught: str) -> None:
     asserted = "assert candidate(1) == 2\n        assert candidate(2) == 4"
     test = "def check(candidate):\n    " + caught.format(asserted)
     right = "def double(x):\n    if isinstance(x, str): raise ValueError('negative')\n    return 2 * x"
-    found = said(right, test)
+    found = run_test(right, test)
     assert (found["share"], found["passed"]) == (1.0, 1.0)
-    raises = said("def double(x): raise ValueError", test)
+    raises = run_test("def double(x): raise ValueError", test)
     assert raises["passed"] == 0.0
     assert raises["share"] <= 1 / 3
-    assert said("def double(x): return 3", test)["passed"] == 0.0
+    assert run_test("def double(x): return 3", test)["passed"] == 0.0
 
 
 def test_stages_of_two_texts(kind: str) -> None:
@@ -356,9 +356,9 @@ def test_invalid_inputs_and_outputs(test: str) -> None:
     ],
 )
 def test_methods_and_coroutines(text: str, kind: str) -> None:
-    assert said(text, kind=kind)["passed"] == 1.0
+    assert run_test(text, kind=kind)["passed"] == 1.0
     assert (
-        said(text.replace("return 2 * x", "return x").replace("return x\n", "return 3 * x\n"), kind=kind)["passed"]
+        run_test(text.replace("return 2 * x", "return x").replace("return x\n", "return 3 * x\n"), kind=kind)["passed"]
         == 0.0
     )
 
@@ -368,14 +368,14 @@ def test_returned_ranges_and_fractions(kind: str) -> None:
     test = (
         "def check(candidate):\n    assert candidate(10**20) * 3 == 6 * 10**20\n    assert list(candidate(1)) == [0, 1]"
     )
-    assert said(program, test, kind=kind)["passed"] == 1.0
+    assert run_test(program, test, kind=kind)["passed"] == 1.0
     # A list of a longer range could fill the memory of the process that runs the tests.
-    assert said("def double(x): return range(10**12)", "assert list(double(1))[0] == 0", kind=kind)["passed"] == 0.0
-    assert said("def double(x): return Fraction(1, 0)", test, kind=kind)["passed"] == 0.0
+    assert run_test("def double(x): return range(10**12)", "assert list(double(1))[0] == 0", kind=kind)["passed"] == 0.0
+    assert run_test("def double(x): return Fraction(1, 0)", test, kind=kind)["passed"] == 0.0
 
 
 def test_integer_of_many_digits(kind: str) -> None:
     calls = ("assert candidate(10**5000) == 2 * 10**5000", "assert candidate(-(2**70)) == -(2**71)")
     test = "def check(candidate):\n    " + "\n    ".join(calls)
-    assert said(RIGHT, test, kind=kind)["passed"] == 1.0
-    assert said("def double(x): return 2 * x + 1", test, kind=kind)["passed"] == 0.0
+    assert run_test(RIGHT, test, kind=kind)["passed"] == 1.0
+    assert run_test("def double(x): return 2 * x + 1", test, kind=kind)["passed"] == 0.0

@@ -79,8 +79,8 @@ MISTAKES = {
 
 @pytest.mark.parametrize("override", MISTAKES)
 def test_unpassable_examples_raise_config_error(rewards: Any, override: str) -> None:
-    told, change = MISTAKES[override]
-    with pytest.raises(ConfigError, match=told):
+    result, change = MISTAKES[override]
+    with pytest.raises(ConfigError, match=result):
         rewards("code", override).validate_examples([{**ROW, "test_list": ["assert double(2) == 4"], **change}])
 
 
@@ -116,6 +116,6 @@ def test_sandbox_is_required(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> 
     chosen = composed("task=code_pair", "reward.sandbox=bwrap")
     with pytest.raises(
         PreflightError, match=r"^reward\.sandbox=bwrap: bwrap is not installed; apt-get install"
-    ) as told:
+    ) as result:
         build_reward(chosen.reward, chosen.task.agents)
-    assert told.value.exit_code == 3
+    assert result.value.exit_code == 3

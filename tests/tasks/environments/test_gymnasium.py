@@ -20,11 +20,11 @@ FROZEN = {"is_slippery": False}
 def test_lake_accepts_names_letters_and_numbers() -> None:
     world = make_environment_factory(configured("FrozenLake-v1", **FROZEN))()
     assert world.reset(row(5), 0) == {"solo": "00"}
-    told = [act(world, solo=text) for text in ("down", "D", "2", " right ", "1", "r")]
-    assert [step.observations["solo"] for step in told] == ["10", "20", "21", "22", "32", "33"]
-    assert [step.rewards["solo"] for step in told] == [0, 0, 0, 0, 0, 1]
-    assert [step.terminated for step in told] == [False] * 5 + [True]
-    assert told[-1].parts == {"invalid": 0.0}
+    observation = [act(world, solo=text) for text in ("down", "D", "2", " right ", "1", "r")]
+    assert [step.observations["solo"] for step in observation] == ["10", "20", "21", "22", "32", "33"]
+    assert [step.rewards["solo"] for step in observation] == [0, 0, 0, 0, 0, 1]
+    assert [step.terminated for step in observation] == [False] * 5 + [True]
+    assert observation[-1].parts == {"invalid": 0.0}
 
 
 def test_invalid_action_has_penalty_and_changes_nothing() -> None:
@@ -120,10 +120,10 @@ def test_blackjack_text_has_all_information() -> None:
 def test_taxi_text_has_position_passenger_and_destination() -> None:
     world = make_environment_factory(configured("Taxi-v4", "words"))()
     state = world.env.unwrapped.encode(2, 3, 4, 1)
-    told = world.describe(state)
-    assert "row 2, column 3" in told
-    assert "| : : :*: |" in told, "the third row of the map"
-    assert "is in the taxi and wants to get to green" in told
+    result = world.describe(state)
+    assert "row 2, column 3" in result
+    assert "| : : :*: |" in result, "the third row of the map"
+    assert "is in the taxi and wants to get to green" in result
     assert make_environment_factory(configured("Taxi-v4"))().describe(state) == "23TG"
 
 

@@ -20,7 +20,7 @@ KNOWN = (
 )
 
 
-def told(name: str) -> str:
+def refusal(name: str) -> str:
     with pytest.raises(ConfigError) as refused:
         check_registered(f"task.env_id={name}", name, KNOWN, kind="game", listing="import x; x.show()")
     return str(refused.value)
@@ -32,7 +32,7 @@ def test_registered_names_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("Lake-v0", "task.env_id=Lake-v0 is not an available version; use Lake-v10"),
         ("Lake", "task.env_id=Lake names no version; use Lake-v10"),
@@ -45,13 +45,13 @@ def test_registered_names_are_accepted() -> None:
         ("clasic/ches_v6", "task.env_id=clasic/ches_v6 is not a known game; use classic/chess_v6"),
     ],
 )
-def test_error_suggests_similar_names(name: str, said: str) -> None:
-    assert told(name).startswith(said)
+def test_error_suggests_similar_names(name: str, message: str) -> None:
+    assert refusal(name).startswith(message)
 
 
 def test_error_without_suggestion_lists_all_names_command() -> None:
-    assert "lists all" in told("qqqqqq")
-    assert len(told("qqqqqq").splitlines()) == 1
+    assert "lists all" in refusal("qqqqqq")
+    assert len(refusal("qqqqqq").splitlines()) == 1
 
 
 def test_newer_version_compares_numerically() -> None:

@@ -135,8 +135,8 @@ def test_additional_actions_have_names() -> None:
 def test_seat_is_that_of_the_first_agent(seat: int | str, begins: list[bool]) -> None:
     world = make_environment_factory(pettingzoo(TICTACTOE, seat=seat))()
     for example, first in enumerate(begins):
-        told = world.reset(row(example), 0)["solo"]
-        assert Counter(told) == ({".": 9} if first else {".": 8, "o": 1})
+        result = world.reset(row(example), 0)["solo"]
+        assert Counter(result) == ({".": 9} if first else {".": 8, "o": 1})
 
 
 def test_alternate_seats_swap_agents() -> None:

@@ -64,12 +64,12 @@ def test_answer_tag_selects_last_tagged_text() -> None:
     example = seed_examples(config, 0)[0][0]
     world = make_environment_factory(config)()
     answer = create_dataset("chain_sum", seed=example["dataset_seed"], size=1010, **SUMS)[example["index"]]["answer"]
-    told = {
+    result = {
         f"I think <final>7777</final> no, <final> {answer} </final>.": 1.0,
         answer: 0.0,
         f"<answer>{answer}</answer>": 0.0,
     }
-    for text, score in told.items():
+    for text, score in result.items():
         world.reset(example, 0)
         assert act(world, solo=text).rewards == {"solo": score}, text
 

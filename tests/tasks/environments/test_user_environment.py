@@ -33,9 +33,9 @@ class Guess:
     def step(self, action):
         guess = int(action)
         right = guess == self.number
-        told = "yes" if right else "higher" if guess < self.number else "lower"
+        answer = "yes" if right else "higher" if guess < self.number else "lower"
         info = {"distance": abs(guess - self.number), "note": "text", "right": right, "seen": [], "who": None}
-        return told, float(right), right, False, info
+        return answer, float(right), right, False, info
 
     def actions(self):
         return [str(digit) for digit in range(self.digits)]
@@ -124,11 +124,11 @@ class Listening(Relay):
     """Receives whether answers were truncated."""
 
     def reset(self, seed):
-        self.heard = []
+        self.received = []
         return ("go", {}) if seed else super().reset(seed)
 
     def step(self, action, finished):
-        self.heard.append((action, finished))
+        self.received.append((action, finished))
         whole = finished if isinstance(finished, bool) else all(finished.values())
         return {"one": "go"} if isinstance(action, dict) else "go", {}, whole, not whole, {}
 '''
@@ -228,12 +228,12 @@ def test_step_receives_finished_if_it_has_the_parameter(file: str) -> None:
     world.reset(row(0), 0)
     step = world.step({"one": Action("ye", finished=False)})
     assert (step.terminated, step.truncated, step.ended) == (False, True, frozenset())
-    assert world.environment.heard == [({"one": "ye"}, {"one": False})]
+    assert world.environment.history == [({"one": "ye"}, {"one": False})]
     alone = make_environment_factory(own(f"{file}:Listening"))()
     alone.reset(row(1), 0)
     step = alone.step({"solo": Action("yes", finished=True)})
     assert (step.terminated, step.ended) == (True, {"solo"})
-    assert alone.environment.heard == [("yes", True)]
+    assert alone.environment.history == [("yes", True)]
 
 
 def test_errors_inside_are_raised(file: str) -> None:
@@ -247,7 +247,7 @@ def test_errors_inside_are_raised(file: str) -> None:
 def test_legal_actions_come_from_actions_method(file: str) -> None:
     pairs = random_turns(own(f"{file}:make", digits=3), 0, 40)
     assert {answer for _, answer in pairs} == {"0", "1", "2"}
-    assert {told for told, _ in pairs} == {"guess", "higher", "lower"}
+    assert {result for result, _ in pairs} == {"guess", "higher", "lower"}
     assert random_turns(own(f"{file}:Relay", "one two"), 0, 5) == []
 
 
