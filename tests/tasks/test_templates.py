@@ -121,7 +121,7 @@ def test_function_template(tmp_path: Path) -> None:
     for name, rule in (
         ("number", "returns 7, which is not a string"),
         ("failing", r"fails \(.*KeyError: 'missing'"),
-        ("absent", "names no function in .*it has: failing hearing number plain"),
+        ("absent", "names no function in .*it has: failing number plain render"),
     ):
         with pytest.raises(ConfigError, match=rule):
             render_template(f"{file}:{name}", ROW, "where")
