@@ -29,8 +29,9 @@ from transformers import (
 
 from ippo_cli.config.schema import AdapterInit, AdapterMismatch, LoraConfig
 from ippo_cli.models.lora import FrozenBase
-from ippo_cli.rollout import continuous_batching, model_runner
+from ippo_cli.rollout import continuous_batching, decode, model_runner
 from ippo_cli.rollout.continuous_batching import ContinuousBatching
+from ippo_cli.rollout.fixed_slots import FixedSlots
 from ippo_cli.rollout.model_runner import can_resume, model_runner_for
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 
@@ -85,11 +86,18 @@ OTHERS = {
 }
 
 
+@pytest.mark.parametrize("in_slots", [False, True])
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_attention_models_use_continuous_batching(
-    name: str, asked: Any, random_weights: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    name: str,
+    in_slots: bool,
+    asked: Any,
+    random_weights: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = random_weights(CONTINUOUS[name](len(asked.tokenizer)))
+    monkeypatch.setattr(decode, "uses_slots", lambda _: in_slots)
     assert isinstance(model_runner_for(model), ContinuousBatching)
     assert not [record for record in caplog.records if record.name == model_runner.__name__]
     found = asked.decoded(model)
@@ -128,7 +136,7 @@ def test_bf16_adapters_use_continuous_batching_and_resume(
     assert not caplog.records
 
 
-def test_deep_bf16_model_uses_continuous_batching(asked: Any) -> None:
+def test_deep_bf16_model_uses_continuous_batching_and_slots(asked: Any) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(**GROUPED | {"num_hidden_layers": 24, "vocab_size": len(asked.tokenizer)})
     model = AutoModelForCausalLM.from_config(config).bfloat16().eval()
@@ -138,6 +146,7 @@ def test_deep_bf16_model_uses_continuous_batching(asked: Any) -> None:
                 parameter.mul_(25)
     assert isinstance(model_runner_for(model), ContinuousBatching)
     assert can_resume(model)
+    assert model_runner.matches_full_forward(model, FixedSlots)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyboardInterrupt])
@@ -172,9 +181,12 @@ def test_half_precision(asked: Any, llama: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CONTINUOUS)
-@pytest.mark.parametrize("part", ["_prefilling", "_decoding"])
+@pytest.mark.parametrize(
+    ("way", "part"),
+    [(ContinuousBatching, "_prefilling"), (ContinuousBatching, "_decoding"), (FixedSlots, "_decoding")],
+)
 def test_positions_off_by_one_detected(
-    part: str, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    way: type[ContinuousBatching], part: str, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONTINUOUS[name](60)).to(dtype).eval()  # small weights
@@ -185,9 +197,9 @@ def test_positions_off_by_one_detected(
             return right(self, ids, positions + by * bool(getattr(self, part)), mask, **options)
 
         monkeypatch.setattr(ContinuousBatching, "compute_logits", misplaced)
-        assert not model_runner.matches_full_forward(model, ContinuousBatching)
+        assert not model_runner.matches_full_forward(model, way)
     monkeypatch.setattr(ContinuousBatching, "compute_logits", right)
-    assert model_runner.matches_full_forward(model, ContinuousBatching)
+    assert model_runner.matches_full_forward(model, way)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

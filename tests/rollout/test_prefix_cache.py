@@ -15,8 +15,7 @@ from thread_ranks import AnyRank, on_ranks
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config
 
-from ippo_cli.rollout import continuous_batching, kv_cache, model_runner
-from ippo_cli.rollout import decode as decoding
+from ippo_cli.rollout import continuous_batching, kv_cache, model_runner, prompt_queue
 from ippo_cli.rollout.continuous_batching import ContinuousBatching
 from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.kv_cache import ResumedCache
@@ -105,7 +104,7 @@ def test_samples_independent_of_prefix_reuse(
     chance = random.Random(seed)
     monkeypatch.setattr(continuous_batching, "GROUPS_ON_CPU", chance.choice([1, 2, 6]))
     monkeypatch.setattr(kv_cache, "COLUMNS_AHEAD", chance.choice([1, 3, 128]))
-    monkeypatch.setattr(decoding, "MAX_PREFILL_TOKENS", chance.choice([12, 8192]))
+    monkeypatch.setattr(prompt_queue, "MAX_PREFILL_TOKENS", chance.choice([12, 8192]))
     prefixes, batch_size = PrefixCache(), chance.choice([1, 3, 5, 8])
     found = dialogue(model, tokenizer, prefixes, seed=seed, batch_size=batch_size, rewritten=0.2)
     assert prefixes.reused_tokens > 100

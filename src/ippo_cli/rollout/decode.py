@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.rollout.continuous_batching import ContinuousBatching, language_model, text_config
 from ippo_cli.rollout.decode_state import DecodeState
-from ippo_cli.rollout.model_runner import ModelRunner, can_resume, model_runner_for
+from ippo_cli.rollout.fixed_slots import FixedSlots
+from ippo_cli.rollout.model_runner import ModelRunner, can_resume, model_runner_for, uses_slots
 from ippo_cli.rollout.noise import TokenNoise
-from ippo_cli.rollout.prefix_cache import Prefix, PrefixCache
+from ippo_cli.rollout.prefix_cache import PrefixCache
+from ippo_cli.rollout.prompt_queue import PrefixCacheSession, PromptQueue, prefill_count
 from ippo_cli.rollout.sampling import Sampling
+from ippo_cli.rollout.slot_decode import OnRowsFinished, Poll, SlotDecoder
 from ippo_cli.types import Completion
 
-REFILL_FRACTION = 0.25
-"""Waiting prompts are prefilled when this fraction of the batch is free: a prefill costs about a step, a free slot
-little.
-"""
-MAX_PREFILL_TOKENS = 8192
-"""Prompt tokens, padding included, that one forward reads at most."""
-
-Poll = Callable[[int, int], None]  # finished rows, all rows
 AnyRank = Callable[[bool], bool]
 SelectReaders = Callable[[np.ndarray], None]  # selects the policies of the next forward's rows
-OnRowsFinished = Callable[[list[int], list[Completion]], None]  # rows, and their completions
 
 
 @torch.no_grad()  # not inference_mode: weights gathered inside it could not be trained later
@@ -95,7 +86,10 @@ def decode(
     )
     if first_tokens is not None:
         ids = [np.concatenate(parts) for parts in zip(ids, first_tokens, strict=True)]  # what is read first
-    runner, rows = model_runner_for(model), np.flatnonzero(limits > state.lengths)
+    rows = np.flatnonzero(limits > state.lengths)
+    # Ranks that gather weights layer by layer meet before every forward; adapters of several policies differ by row.
+    in_slots = len(rows) > 0 and any_rank is None and select is None and uses_slots(model)
+    runner = FixedSlots(model, min(batch_size, len(rows))) if in_slots else model_runner_for(model)
     turns = None
     if prefixes is not None:
         assert keys is not None
@@ -108,18 +102,22 @@ def decode(
     waiting = PromptQueue(ids, rows, readers if runner.can_copy else None, known, device)
     try:
         with runner.session(sampling.max_new_tokens):
-            completions = _decode_loop(
-                runner,
-                state,
-                waiting,
-                turns,
-                batch_size,
-                poll,
-                on_finished,
-                any_rank or bool,
-                readers,
-                select or _select_nothing,
-            )
+            if isinstance(runner, FixedSlots):
+                decoder = SlotDecoder(runner, state, waiting, turns, poll, on_finished)
+                completions = decoder.run(type(language_model(model)).__name__)
+            else:
+                completions = _decode_loop(
+                    runner,
+                    state,
+                    waiting,
+                    turns,
+                    batch_size,
+                    poll,
+                    on_finished,
+                    any_rank or bool,
+                    readers,
+                    select or _select_nothing,
+                )
     finally:
         if turns is not None:
             turns.release(known.values())  # of rows that an interruption left waiting
@@ -146,112 +144,6 @@ def collect_stop_ids(tokenizer: PreTrainedTokenizerBase, *configs: object) -> tu
         named = getattr(config, "eos_token_id", None)
         ids.update(special.intersection([named] if isinstance(named, int) else named or []))
     return tuple(sorted(ids))
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """Input of one prefill forward: each distinct prompt once, with the rows that use it."""
-
-    rows: np.ndarray  # [n] row numbers
-    ids: Tensor  # [k, P] tokens to read, left-padded
-    lengths: np.ndarray  # [k] number of tokens
-    prompt_index: np.ndarray  # [n] index of each row's prompt among the k
-    source_rows: np.ndarray  # [k] the first row number of each prompt
-    prefixes: list[Prefix]  # cached prefix of each of the k: for all of them, or empty
-
-
-class PromptQueue:
-    """Waiting prompts: uncached prompts first, then the longest first, so that a prefill needs little padding."""
-
-    def __init__(
-        self,
-        prompts: Sequence[np.ndarray],
-        rows: np.ndarray,
-        readers: np.ndarray | None,
-        known: dict[int, Prefix],
-        device: torch.device,
-    ) -> None:
-        """`readers`: the policy of each row; None if equal prompts must not be merged."""
-        self._prompts, self._readers, self._known, self._device = prompts, readers, known, device
-        self._lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)  # tokens to read
-        for row, prefix in known.items():
-            self._lengths[row] -= prefix.length
-        whole = np.array([row not in known for row in rows.tolist()], dtype=bool)
-        order = np.argsort(-self._lengths[rows], kind="stable")
-        self._rows = np.concatenate([rows[order][whole[order]], rows[order][~whole[order]]])
-        self._num_whole = int(whole.sum())
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def pop_prefill(self, count: int) -> Prefill:
-        """Up to `count` rows that fit one forward."""
-        longest = int(self._lengths[self._rows[0]])
-        copies, first = self._group_equal_prompts(
-            min(count, self._num_whole or len(self._rows)), max(1, MAX_PREFILL_TOKENS // longest)
-        )
-        rows, self._rows = self._rows[: len(copies)], self._rows[len(copies) :]
-        self._num_whole = max(0, self._num_whole - len(rows))
-        first = rows[first]
-        lengths = self._lengths[first]
-        ids = np.zeros((len(first), longest), dtype=np.int64)
-        parts = [self._prompts[row][-length:] for row, length in zip(first.tolist(), lengths.tolist(), strict=True)]
-        ids[np.arange(longest) >= longest - lengths[:, None]] = np.concatenate(parts)
-        known = [self._known.pop(row) for row in first.tolist() if row in self._known]
-        return Prefill(rows, torch.from_numpy(ids).to(self._device), lengths, copies, first, known)
-
-    def _group_equal_prompts(self, count: int, most: int) -> tuple[np.ndarray, list[int]]:
-        """Group at most `count` next rows with at most `most` distinct prompts: the prompt index of each row, and the
-        first row number of each prompt. Rows with a cached prefix are not merged.
-        """
-        if self._readers is None:
-            alone = range(min(count, most))
-            return np.array(alone), list(alone)
-        numbers: dict[Hashable, int] = {}
-        copies: list[int] = []
-        first: list[int] = []
-        for place, row in enumerate(self._rows[:count].tolist()):
-            key = row if row in self._known else (self._readers[row], self._prompts[row].tobytes())
-            if key not in numbers:
-                if len(numbers) == most:
-                    break
-                numbers[key] = len(numbers)
-                first.append(place)
-            copies.append(numbers[key])
-        return np.array(copies), first
-
-
-class PrefixCacheSession:
-    """The prefixes that one decoding call reads from the cache of earlier turns and stores there for later ones."""
-
-    def __init__(self, runner: ContinuousBatching, cache: PrefixCache, keys: Sequence[Hashable]) -> None:
-        self._runner, self._cache, self._keys = runner, cache, keys
-
-    def find_prefixes(self, prompts: Sequence[np.ndarray], rows: np.ndarray) -> dict[int, Prefix]:
-        """By row, the cached prefix of its prompt."""
-        prefixes = {row: self._cache.take(self._keys[row], prompts[row]) for row in rows.tolist()}
-        return {row: prefix for row, prefix in prefixes.items() if prefix is not None}
-
-    def prefill(self, prefill: Prefill) -> Tensor:
-        """Read prompts, or the tokens after their cached prefixes; logits `[n, V]` of the rows."""
-        self._cache.read_tokens += int(prefill.lengths.sum())
-        self._cache.reused_tokens += sum(prefix.length for prefix in prefill.prefixes)
-        if not prefill.prefixes:
-            return self._runner.prefill(prefill.ids, prefill.lengths, prefill.prompt_index)
-        try:
-            return self._runner.resume(prefill.ids, prefill.lengths, prefill.prefixes)
-        finally:
-            self.release(prefill.prefixes)
-
-    def release(self, known: Iterable[Prefix]) -> None:
-        """Release prefixes that are no longer needed."""
-        for prefix in known:
-            self._cache.release(prefix)
-
-    def park(self, state: DecodeState, ended: np.ndarray) -> None:
-        """Store the keys and values of live rows `[n]` bool that have ended."""
-        rows = state.rows[ended]
-        self._cache.put([self._keys[row] for row in rows], state.tokens_read(rows), self._runner.park(ended))
 
 
 def _decode_loop(
@@ -282,7 +174,7 @@ def _decode_loop(
                 logits.append(runner.decode(state.tokens))
             else:
                 _run_dummy_forward(runner, select)
-        places = _prefill_count(runner, live, len(waiting), batch_size)
+        places = prefill_count(live, len(waiting), batch_size, can_join=runner.can_join)
         while any_rank(places > 0):
             busy = True
             if places:
@@ -318,10 +210,3 @@ def _run_dummy_forward(runner: ModelRunner, select: SelectReaders) -> None:
 
 def _select_nothing(readers: np.ndarray) -> None:
     """No-op for a model with a single policy."""
-
-
-def _prefill_count(runner: ModelRunner, live: int, waiting: int, batch_size: int) -> int:
-    """Number of waiting prompts to prefill now."""
-    free = min(batch_size - live, waiting)
-    worth = not live or (runner.can_join and free >= min(waiting, math.ceil(REFILL_FRACTION * batch_size)))
-    return free if worth else 0

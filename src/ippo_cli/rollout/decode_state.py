@@ -47,25 +47,25 @@ class DecodeState:
         self.rows = np.zeros(0, dtype=np.int64)
         self.tokens = torch.zeros(0, dtype=torch.long, device=device)  # the newest token of every live row
         self._flat = self.tokens
-        self._prompts, self._limits, self._sampling = prompts, limits, sampling
+        self.limits, self.sampling, self.stop_ids = limits, sampling, stop_ids
+        self._prompts, self._tokenizer, self._first_tokens = prompts, tokenizer, first_tokens
         assert sampling.greedy or (noise is not None and noise.shape == shape)
-        self._noise = None if noise is None else noise.to(device)
-        self._stop_ids, self._tokenizer = stop_ids, tokenizer
+        self.noise = None if noise is None else noise.to(device)
         self._stops: Tensor | None = None  # [V] bool
         self._seen: Tensor | None = None  # [live rows, V] bool
         self._stop_strings = [(*sampling.stop_strings, *own) for own in stop_strings or [()] * len(limits)]  # by row
         every = {text for texts in self._stop_strings for text in texts}
         # Enough tokens for any stop string at one byte per token, plus some that decode to nothing.
         self._tail = 8 + max((len(text.encode()) for text in every), default=0)
-        self._has_stop_strings = bool(every)
+        self.has_stop_strings = bool(every)
 
     def record(self, logits: Tensor, joining: np.ndarray) -> np.ndarray:
         """Sample one token for each live row and for joining rows; return the rows that continue, `[n]` bool."""
         self._add_rows(joining, logits.shape[1])
         choice = sample_tokens(
             logits,
-            self._sampling,
-            noise=self._noise,
+            self.sampling,
+            noise=self.noise,
             places=self._flat,
             seen=self._seen,
             banned=self._banned_tokens(),
@@ -80,11 +80,11 @@ class DecodeState:
         self.lengths[self.rows] += 1
         assert self._stops is not None
         ended = self._stops[choice.tokens].cpu().numpy()
-        if self._has_stop_strings:
+        if self.has_stop_strings:
             ended = ended | self._ends_with_stop_string()
         self.finished[self.rows] = ended
         self._flat = self._flat + 1
-        return ~(ended | (self.lengths[self.rows] >= self._limits[self.rows]))
+        return ~(ended | (self.lengths[self.rows] >= self.limits[self.rows]))
 
     def keep(self, order: np.ndarray) -> None:
         """Keep these live rows, in this order."""
@@ -124,28 +124,21 @@ class DecodeState:
         device = self.tokens.device
         if self._stops is None:
             self._stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-            self._stops[list(self._stop_ids)] = True
+            self._stops[list(self.stop_ids)] = True
         if not len(rows):
             return
         self.rows = np.concatenate([self.rows, rows])
         places = torch.from_numpy(rows).to(device)
         starts = torch.from_numpy(self.lengths[rows]).to(device)
         self._flat = torch.cat([self._flat, places * self.ids.shape[1] + starts])
-        if self._sampling.repetition_penalty != 1:
-            responses = self.ids[places].cpu().numpy()
-            prompts = [
-                np.concatenate([self._prompts[row], response[:length]])
-                for row, response, length in zip(rows, responses, self.lengths[rows].tolist(), strict=True)
-            ]
-            place = np.repeat(np.arange(len(rows)), [len(prompt) for prompt in prompts])
-            seen = torch.zeros(len(rows), vocabulary, dtype=torch.bool, device=device)
-            seen[torch.from_numpy(place).to(device), torch.from_numpy(np.concatenate(prompts)).to(device)] = True
+        if self.sampling.repetition_penalty != 1:
+            seen = self.find_seen_tokens(rows, vocabulary)
             self._seen = seen if self._seen is None else torch.cat([self._seen, seen])
 
     def _banned_tokens(self) -> Tensor | None:
         """Stop tokens of rows below the minimum length, `[n, V]`."""
         assert self._stops is not None
-        young = self.lengths[self.rows] < self._sampling.min_new_tokens
+        young = self.lengths[self.rows] < self.sampling.min_new_tokens
         if not young.any():
             return None
         return torch.from_numpy(young).to(self.tokens.device)[:, None] & self._stops
@@ -160,9 +153,30 @@ class DecodeState:
         tails = self.ids.view(-1)[(self._flat[:, None] + torch.from_numpy(columns).to(self._flat.device)).clamp_(min=0)]
         ages = self.lengths[self.rows].tolist()
         newest = [tail[max(0, self._tail - age) :] for tail, age in zip(tails.tolist(), ages, strict=True)]
-        texts = self._decode(newest, special=True)
-        stops = [self._stop_strings[row] for row in self.rows.tolist()]
+        return self.find_stop_strings(self.rows.tolist(), newest)
+
+    def find_stop_strings(self, rows: Sequence[int], responses: Sequence[list[int]]) -> np.ndarray:
+        """Rows where the newest tokens of a response complete a stop string, `[n]` bool."""
+        texts = self._decode([response[-self._tail :] for response in responses], special=True)
+        stops = [self._stop_strings[row] for row in rows]
         return np.array([any(stop in text for stop in own) for own, text in zip(stops, texts, strict=True)], dtype=bool)
+
+    def given_tokens(self, row: int) -> list[int]:
+        """The first tokens of a row's response that are given."""
+        return [] if self._first_tokens is None else self._first_tokens[row].tolist()
+
+    def find_seen_tokens(self, rows: np.ndarray, vocabulary: int) -> Tensor:
+        """The tokens of prompt and response of each row, `[n, V]` bool."""
+        device = self.ids.device
+        responses = self.ids[torch.from_numpy(rows).to(device)].cpu().numpy()
+        texts = [
+            np.concatenate([self._prompts[row], response[:length]])
+            for row, response, length in zip(rows, responses, self.lengths[rows].tolist(), strict=True)
+        ]
+        place = np.repeat(np.arange(len(rows)), [len(text) for text in texts])
+        seen = torch.zeros(len(rows), vocabulary, dtype=torch.bool, device=device)
+        seen[torch.from_numpy(place).to(device), torch.from_numpy(np.concatenate(texts)).to(device)] = True
+        return seen
 
     def _decode(self, responses: list[list[int]], *, special: bool) -> list[str]:
         """Decode responses, with or without `special` tokens, without clean-up."""

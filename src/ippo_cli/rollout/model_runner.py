@@ -17,6 +17,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.models.agreement import Readings, probe_ids, readings_match
 from ippo_cli.models.packing import Attention
 from ippo_cli.rollout.continuous_batching import ContinuousBatching, language_model, text_config
+from ippo_cli.rollout.fixed_slots import FixedSlots
 from ippo_cli.rollout.prefix_cache import Prefix
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 
@@ -30,6 +31,7 @@ _SLOW_REASONS = {
     Recompute: "no cache of its states works with padded prompts; decoding without one is slow",
 }
 resumable: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+slotted: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 class ModelRunner(Protocol):
@@ -77,6 +79,17 @@ def model_runner_for(model: nn.Module) -> ModelRunner:
     return runner_types[model](model)
 
 
+def uses_slots(model: nn.Module) -> bool:
+    """Whether rows are decoded in fixed slots: on a GPU, where a step costs the launches of its kernels. Tested once
+    per model.
+    """
+    if next(model.parameters()).device.type != "cuda" or not ContinuousBatching.supports(model):
+        return False
+    if model not in slotted:
+        slotted[model] = matches_full_forward(model, FixedSlots)
+    return slotted[model]
+
+
 def can_resume(model: nn.Module) -> bool:
     """Whether rows of `ContinuousBatching` can resume from cached keys and values, tested once per model."""
     if model not in resumable:
@@ -95,37 +108,46 @@ EARLIER, REUSED = (7, 8, 3, 5), (8, 6, 4)
 """Prompt lengths of an earlier turn within these, and how many tokens of that turn's first rows are reused."""
 
 
-class _TracedContinuousBatching(ContinuousBatching):
-    """Records inputs and outputs of attention."""
+class _AttentionTrace:
+    """Records inputs and outputs of attention, of live rows in their order. A mixin of `ContinuousBatching`."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
+        super().__init__(model)  # pyright: ignore[reportCallIssue]
         self.trace: list[Tensor] = []
 
     def forward_whole(self, ids: Tensor, positions: Tensor) -> None:
         """Read rows with the unmodified model, whatever rows are live."""
-        self.compute_logits(ids, positions, torch.ones_like(ids))
+        self.compute_logits(ids, positions, torch.ones_like(ids))  # pyright: ignore[reportAttributeAccessIssue]
 
     def attend(
-        self,
-        plain: Attention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        **options: Any,
+        self, plain: Attention, module: nn.Module, *inputs: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        output, weights = super().attend(plain, module, query, key, value, mask, **options)
-        self.trace += [part.transpose(1, 2).flatten(2) for part in (query, key, value)] + [output.flatten(2)]
+        output, weights = super().attend(plain, module, *inputs, **options)  # pyright: ignore[reportAttributeAccessIssue]
+        parts = [part.transpose(1, 2).flatten(2) for part in inputs[:3]] + [output.flatten(2)]
+        self.trace += [self._order_rows(part) for part in parts]
         return output, weights
+
+    def _order_rows(self, part: Tensor) -> Tensor:
+        return part
+
+
+class _TracedContinuousBatching(_AttentionTrace, ContinuousBatching):
+    pass
+
+
+class _TracedFixedSlots(_AttentionTrace, FixedSlots):
+    def _order_rows(self, part: Tensor) -> Tensor:
+        return part[torch.from_numpy(self.newest_slots).to(part.device)] if self._decoding else part
+
+
+_TRACED = {ContinuousBatching: _TracedContinuousBatching, FixedSlots: _TracedFixedSlots}
 
 
 class _ProbeRecord:
     """The recorded states of each token: entries `[D]` by (row, position)."""
 
     def __init__(self, candidate: ModelRunner) -> None:
-        self.traced = candidate if isinstance(candidate, _TracedContinuousBatching) else None
+        self.traced = candidate if isinstance(candidate, _AttentionTrace) else None
         self.states: dict[tuple[int, int], list[Tensor]] = {}
         self.logits: dict[tuple[int, int], Tensor] = {}
 
@@ -159,7 +181,7 @@ def matches_full_forward(model: nn.Module, way: type[ContinuousBatching] | type[
     rows = _probe_rows(model)
 
     def readings() -> Readings:
-        candidate = _TracedContinuousBatching(model) if way is ContinuousBatching else way(model)
+        candidate = _TRACED.get(way, way)(model)
         with candidate.session():
             actual = _run_decoding(candidate, rows)
         expected, wrong = (_run_full_forward(model, candidate, rows, mistaken=mistaken) for mistaken in (False, True))

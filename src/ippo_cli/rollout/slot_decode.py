@@ -1,0 +1,276 @@
+"""Decoding in fixed slots: a step is one sequence of operations on the device, which a GPU replays as a CUDA graph.
+
+The host learns a few steps late which rows have ended; until then a slot whose row has ended repeats its last token and
+writes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ippo_cli.rollout.decode_state import DecodeState
+from ippo_cli.rollout.fixed_slots import FixedSlots
+from ippo_cli.rollout.prompt_queue import PrefixCacheSession, PromptQueue, prefill_count
+from ippo_cli.rollout.sampling import sample_tokens
+from ippo_cli.types import Completion
+
+_log = logging.getLogger(__name__)
+Poll = Callable[[int, int], None]  # finished rows, all rows
+OnRowsFinished = Callable[[list[int], list[Completion]], None]  # rows, and their completions
+STEPS_LATE = 2
+"""Steps that a GPU has queued when the host reads the outcome of an earlier one."""
+unrecordable_models: set[str] = set()
+"""Classes of models whose step could not be recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What the host learns of one step."""
+
+    rows: np.ndarray  # [slots] the row of each slot at that time; -1: free
+    values: Tensor  # [3, slots] int64 on the host: newest token, length of the response, whether the row goes on
+    event: torch.cuda.Event | None  # the end of the copy
+
+
+class SlotState:
+    """The tensors of a step, of fixed shapes and addresses: the newest token of every slot and where the next one goes.
+
+    Tokens and log-probabilities are written to the buffers of a `DecodeState`, whose rows the slots hold.
+    """
+
+    def __init__(self, state: DecodeState, runner: FixedSlots, vocabulary: int) -> None:
+        self._state, self._runner = state, runner
+        device = state.ids.device
+        slots = len(runner)
+        self.tokens = torch.zeros(slots, dtype=torch.long, device=device)
+        self.places = torch.zeros_like(self.tokens)  # flat, into the buffers
+        self.lengths = torch.zeros_like(self.tokens)  # tokens of the response
+        self.limits = torch.zeros_like(self.tokens)
+        self.live = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.outcome = torch.zeros(3, slots, dtype=torch.long, device=device)
+        self.stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+        self.stops[list(state.stop_ids)] = True
+        self.seen: Tensor | None = None  # [slots, V] bool
+        if state.sampling.repetition_penalty != 1:
+            self.seen = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
+
+    def step(self) -> None:
+        """Read the newest token of every slot and sample the next one; no value is read by the host."""
+        logits = self._runner.read_tokens(self.tokens)
+        self._runner.num_tokens += self.live
+        self._record(logits, self.tokens, self.places, self.lengths, self.limits, self.live, self.seen)
+        self._write_outcome()
+
+    def join(self, rows: np.ndarray, slots: np.ndarray, logits: Tensor) -> None:
+        """Give slots to rows whose prompts have been read, and sample their first tokens from `logits [n, V]`."""
+        state, device = self._state, self.tokens.device
+        to = torch.from_numpy(slots).to(device)
+        first = torch.from_numpy(state.lengths[rows]).to(device)
+        places = torch.from_numpy(rows).to(device) * state.ids.shape[1] + first
+        limits = torch.from_numpy(state.limits[rows]).to(device)
+        tokens, live = torch.zeros_like(places), torch.ones_like(places, dtype=torch.bool)
+        seen = None if self.seen is None else state.find_seen_tokens(rows, len(self.stops))
+        self._record(logits, tokens, places, first, limits, live, seen)
+        parts = ("tokens", tokens), ("places", places), ("lengths", first), ("limits", limits), ("live", live)
+        for name, part in parts:
+            getattr(self, name)[to] = part
+        if self.seen is not None and seen is not None:
+            self.seen[to] = seen
+        self._write_outcome()
+
+    def _record(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        places: Tensor,
+        lengths: Tensor,
+        limits: Tensor,
+        live: Tensor,
+        seen: Tensor | None,
+    ) -> None:
+        """Sample a token for each row and write it where the row is live; changes the `[n]` tensors in place."""
+        state, banned = self._state, None
+        if state.sampling.min_new_tokens > 0:
+            banned = (lengths < state.sampling.min_new_tokens)[:, None] & self.stops
+        choice = sample_tokens(logits, state.sampling, noise=state.noise, places=places, seen=seen, banned=banned)
+        written = [(state.ids, choice.tokens), (state.logprobs, choice.logprobs)]
+        if state.behavior_logprobs is not state.logprobs:
+            written.append((state.behavior_logprobs, choice.behavior_logprobs))
+        for buffer, new in written:
+            flat = buffer.view(-1)
+            flat[places] = torch.where(live, new, flat[places])  # every slot has a cell of its own
+        if seen is not None:
+            seen.scatter_(1, choice.tokens[:, None], True)
+        lengths += live
+        live &= ~self.stops[choice.tokens] & (lengths < limits)
+        places += live
+        tokens.copy_(choice.tokens)
+
+    def _write_outcome(self) -> None:
+        self.outcome[0], self.outcome[1], self.outcome[2] = self.tokens, self.lengths, self.live
+
+
+class GraphedStep:
+    """A step that a GPU replays as one CUDA graph for each width of the cache; elsewhere a plain call.
+
+    The first two steps of a width run as plain calls: libraries prepare their workspaces in them. A model whose forward
+    cannot be recorded, such as one that reads a value on the host, runs plainly.
+    """
+
+    def __init__(self, step: Callable[[], None], runner: FixedSlots, *, name: str) -> None:
+        self._step, self._runner, self._name = step, runner, name
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._plain_steps: dict[int, int] = {}
+        self._is_gpu = runner.num_tokens.device.type == "cuda"
+
+    def __call__(self) -> None:
+        width = self._runner.width
+        if width in self._graphs:
+            self._graphs[width].replay()
+            return
+        plain = self._plain_steps.get(width, 0)
+        if plain < 2 or not self._is_gpu or self._name in unrecordable_models:
+            self._plain_steps[width] = plain + 1
+            self._step()
+            return
+        self._graphs.clear()  # a cache only widens
+        try:
+            self._graphs[width] = self._record()
+        except RuntimeError as error:
+            unrecordable_models.add(self._name)
+            _log.warning("%s decodes without CUDA graphs: %s", self._name, str(error).splitlines()[0])
+            self._step()
+            return
+        self._graphs[width].replay()
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Threads of rewards and environments may use the device meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._step()
+        return graph
+
+
+def steps_late(is_gpu: bool) -> int:
+    """The number of queued steps whose outcome the host has not read. A CPU overwrites the outcome in the next one."""
+    return STEPS_LATE if is_gpu else 0
+
+
+class SlotDecoder:
+    """The loop of the host: it fills free slots, queues steps and collects rows that have ended."""
+
+    def __init__(
+        self,
+        runner: FixedSlots,
+        state: DecodeState,
+        waiting: PromptQueue,
+        turns: PrefixCacheSession | None,
+        poll: Poll | None = None,
+        on_finished: OnRowsFinished | None = None,
+    ) -> None:
+        self._runner, self._state, self._waiting, self._turns = runner, state, waiting, turns
+        self._poll, self._on_finished = poll, on_finished
+        self._slots: SlotState | None = None
+        self._rows = np.full(len(runner), -1, dtype=np.int64)  # by slot; -1: free
+        self._tokens: dict[int, list[int]] = {}  # the newest tokens by row, where there are stop strings
+        self._queued: deque[StepOutcome] = deque()
+        self._is_gpu = state.ids.device.type == "cuda"
+        self._total = len(state.lengths)
+
+    def run(self, name: str) -> dict[int, Completion]:
+        """Decode all rows; returns the completions that `on_finished` received, by row."""
+        reported: dict[int, Completion] = {}
+        step = GraphedStep(self._step, self._runner, name=name)
+        while True:
+            live = int((self._rows >= 0).sum())
+            places = prefill_count(live, len(self._waiting), len(self._rows))
+            if places:
+                self._fill(places)
+            elif not live:
+                return reported
+            else:
+                self._runner.reserve_column()
+                step()
+            self._queue_outcome()
+            while len(self._queued) > steps_late(self._is_gpu):
+                self._collect(self._queued.popleft(), reported)
+            if self._poll is not None:
+                self._poll(self._total - len(self._waiting) - int((self._rows >= 0).sum()), self._total)
+
+    def _step(self) -> None:
+        assert self._slots is not None
+        self._slots.step()
+
+    def _fill(self, places: int) -> None:
+        while places:
+            new = self._waiting.pop_prefill(places)
+            if self._turns is None:
+                logits = self._runner.prefill(new.ids, new.lengths, new.prompt_index)
+            else:
+                logits = self._turns.prefill(new)
+            slots = self._runner.newest_slots[-len(new.rows) :]
+            self._rows[slots] = new.rows
+            if self._slots is None:
+                self._slots = SlotState(self._state, self._runner, logits.shape[1])
+            self._slots.join(new.rows, slots, logits)
+            places = min(places - len(new.rows), len(self._waiting))
+
+    def _queue_outcome(self) -> None:
+        assert self._slots is not None
+        outcome, event = self._slots.outcome, None
+        if self._is_gpu:
+            outcome = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True).copy_(outcome, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._queued.append(StepOutcome(self._rows.copy(), outcome, event))
+
+    def _collect(self, outcome: StepOutcome, reported: dict[int, Completion]) -> None:
+        """Take note of the rows that have ended."""
+        if outcome.event is not None:
+            outcome.event.synchronize()
+        tokens, lengths, live = outcome.values.numpy()
+        is_current = (outcome.rows >= 0) & (outcome.rows == self._rows)
+        ended = is_current & (live == 0)
+        if self._state.has_stop_strings:
+            ended |= self._end_at_stop_strings(np.flatnonzero(is_current), tokens, lengths)
+        slots = np.flatnonzero(ended)
+        if not len(slots):
+            return
+        rows = self._rows[slots]
+        self._state.lengths[rows] = lengths[slots]
+        self._state.finished[rows] |= np.isin(tokens[slots], self._state.stop_ids)
+        self._release(slots, rows, reported)
+
+    def _end_at_stop_strings(self, slots: np.ndarray, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """End rows whose newest tokens complete a stop string; `[slots]` bool."""
+        ended = np.zeros(len(self._rows), dtype=bool)
+        rows = self._rows[slots].tolist()
+        for slot, row in zip(slots.tolist(), rows, strict=True):
+            self._tokens.setdefault(row, self._state.given_tokens(row)).append(int(tokens[slot]))
+        ended[slots] = self._state.find_stop_strings(rows, [self._tokens[row] for row in rows])
+        if ended.any():
+            assert self._slots is not None
+            self._state.finished[self._rows[ended]] = True
+            self._slots.live[torch.from_numpy(np.flatnonzero(ended)).to(self._slots.live.device)] = False
+        return ended
+
+    def _release(self, slots: np.ndarray, rows: np.ndarray, reported: dict[int, Completion]) -> None:
+        """Free the slots of rows that have ended, after their completions and caches are taken."""
+        state = self._state
+        if self._on_finished is not None:
+            completions = state.completions(rows)
+            reported.update(zip(rows.tolist(), completions, strict=True))
+            self._on_finished(rows.tolist(), completions)
+        if self._turns is not None:
+            self._turns.park_slots(state, rows, slots)
+        self._runner.free(slots)
+        self._rows[slots] = -1
+        for row in rows.tolist():
+            self._tokens.pop(row, None)
