@@ -172,3 +172,19 @@ def test_not_a_number_is_chosen_without_an_error() -> None:
     chosen = GumbelNoise(row_keys(0, "nan", torch.arange(3)), 1).choose(logits, torch.arange(3))
     assert chosen.shape == (3,)
     assert ((chosen >= 0) & (chosen < 9000)).all()
+
+
+@pytest.mark.parametrize("tried", [2, noise_module.TRIED_BLOCKS])
+def test_best_blocks_give_the_argmax_or_say_that_it_is_unknown(tried: int, monkeypatch: Any) -> None:
+    """Fewer blocks than may contain the token leave some tokens unknown, and never a wrong one."""
+    monkeypatch.setattr(noise_module, "TRIED_BLOCKS", tried)
+    keys = row_keys(3, "x", torch.arange(200))
+    logits = random_logits(200 * 20_000).reshape(200, 20_000)
+    noise, places = GumbelNoise(keys, 1), torch.arange(200)
+    tokens, known = noise.try_choose(logits, places)
+    assert known is not None
+    expected = noise.choose(logits, places)
+    assert torch.equal(tokens[known], expected[known])
+    assert known.all() == (tried > 2)
+    assert known.any()
+    assert noise.try_choose(logits[:, : tried * GUMBEL_BLOCK], places)[1] is None

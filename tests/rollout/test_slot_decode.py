@@ -18,7 +18,8 @@ from ippo_cli.rollout.model_runner import matches_full_forward
 from ippo_cli.rollout.slot_decode import GraphedStep, SlotState
 
 FILTERED = {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3}
-READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "item", "is_nonzero"}
+STOPS = ("dc", "q", *(2 * letter for letter in "abcdefghijklmnopqrstuvwxyz"))
+READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "item", "is_nonzero", "lift_fresh"}
 
 
 class Operations(TorchDispatchMode):
@@ -41,9 +42,9 @@ def recorded_steps(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, Any]
     steps: list[list[tuple[str, Any]]] = []
     plain = SlotState.step
 
-    def step(self: SlotState) -> None:
+    def step(self: SlotState, **options: bool) -> None:
         with Operations() as operations:
-            plain(self)
+            plain(self, **options)
         steps.append(operations.found)
 
     monkeypatch.setattr(SlotState, "step", step)
@@ -72,8 +73,8 @@ def test_step_reads_and_writes_the_same_tensors(asked: Any, llama: Any, monkeypa
     addresses = set()
     plain = SlotState.step
 
-    def step(self: SlotState) -> None:
-        plain(self)
+    def step(self: SlotState, **options: bool) -> None:
+        plain(self, **options)
         buffers = (*self._runner._keys.values(), *self._runner._values.values(), self._runner.num_tokens)
         state = (self.tokens, self.places, self.lengths, self.limits, self.live, self.outcome)
         written = (self._state.ids, self._state.logprobs)
@@ -86,7 +87,7 @@ def test_step_reads_and_writes_the_same_tensors(asked: Any, llama: Any, monkeypa
 
 
 @pytest.mark.parametrize("late", [0, 1, 2, 5])
-@pytest.mark.parametrize("sampling", [{}, FILTERED, {"stop_strings": ("a", "dc")}], ids=str)
+@pytest.mark.parametrize("sampling", [{}, FILTERED, {"stop_strings": STOPS}], ids=["plain", "filtered", "stops"])
 def test_samples_do_not_depend_on_when_the_host_reads(
     asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], late: int
 ) -> None:
@@ -108,6 +109,28 @@ def test_samples_do_not_depend_on_when_the_host_reads(
         assert torch.equal(one.ids, two.ids)
         assert (one.text, one.finished) == (two.text, two.finished)
         torch.testing.assert_close(one.logprobs, two.logprobs, atol=1e-5, rtol=0)
+
+
+def test_unknown_tokens_are_found_with_all_noise(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token outside of the blocks that a step tries: its row waits until the host has asked for all noise."""
+    expected, steps = asked.decoded(llama, batch_size=4, **FILTERED), []
+    plain, tried = SlotState.step, noise.GumbelNoise.try_choose
+
+    def step(self: SlotState, *, with_fixed_shapes: bool = True) -> None:
+        steps.append(with_fixed_shapes)
+        plain(self, with_fixed_shapes=with_fixed_shapes)
+
+    def try_choose(self: noise.GumbelNoise, logits: torch.Tensor, places: torch.Tensor) -> Any:
+        tokens, _ = tried(self, logits, places)
+        known = places % 3 > 0
+        return torch.where(known, tokens, 1), known
+
+    monkeypatch.setattr(SlotState, "step", step)
+    monkeypatch.setattr(noise.GumbelNoise, "try_choose", try_choose)
+    monkeypatch.setattr(decoding, "uses_slots", lambda _: True)
+    found = asked.decoded(llama, batch_size=4, **FILTERED)
+    assert torch.equal(found.response_ids, expected.response_ids)
+    assert 0 < steps.count(False) < steps.count(True)
 
 
 def test_cache_widens(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:

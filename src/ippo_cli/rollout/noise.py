@@ -36,6 +36,10 @@ less than its noise.
 """
 DENSE_WORDS = 1 << 24
 """Noise values that a GPU computes at once."""
+TRIED_BLOCKS = 256
+"""Blocks whose noise a step of fixed shapes computes. With logits of SmolLM2 (temperatures .5 to 3) or of a normal
+distribution, at most 121 blocks could contain the token.
+"""
 CACHE_WORDS = 1 << 19
 """Logits that a CPU searches at once: the words of their blocks stay in its cache."""
 
@@ -117,6 +121,12 @@ class TokenNoise(Protocol):
         """
         ...
 
+    def try_choose(self, logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As `choose`, with operations and shapes that depend on no value; and the rows `[n]` bool whose token is
+        known, or None for all of them.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class UniformNoise:
@@ -134,6 +144,9 @@ class UniformNoise:
     def choose(self, logits: Tensor, places: Tensor) -> Tensor:
         logprobs = torch.log_softmax(logits, dim=-1)
         return _sample_inverse_cdf(logprobs, self.numbers.flatten()[places])
+
+    def try_choose(self, logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.choose(logits, places), None
 
 
 class GumbelNoise:
@@ -167,6 +180,12 @@ class GumbelNoise:
         choose = _choose_by_blocks if is_on_cpu else _choose_densely
         return torch.cat([choose(*part) for part in parts])
 
+    def try_choose(self, logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor | None]:
+        keys, positions = self._keys[places // self._width], places % self._width
+        if logits.shape[1] <= TRIED_BLOCKS * GUMBEL_BLOCK:
+            return _choose_densely(logits, keys, positions), None
+        return _try_best_blocks(logits, keys, positions)
+
     def _noise_of_rows(self, rows: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
         """Noise `[n, V]` from a table of all rows, which grows with their positions."""
         needed, known = int(positions.numpy().max()) + 1, 0 if self._table is None else self._table.shape[1]
@@ -192,6 +211,24 @@ def gumbel_noise(keys: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
 def _choose_densely(logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
     """The argmax of logits plus noise, `[n]`; no size depends on a value, as a CUDA graph requires."""
     return (logits + gumbel_noise(keys, positions, logits.shape[1])).argmax(dim=-1)
+
+
+def _try_best_blocks(logits: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The argmax of logits plus noise among the `TRIED_BLOCKS` blocks with the largest bounds, `[n]`, and whether no
+    other block can contain a larger sum, `[n]` bool; no size depends on a value.
+    """
+    count = -(-logits.shape[1] // GUMBEL_BLOCK)
+    logits = pad(logits, (0, count * GUMBEL_BLOCK - logits.shape[1]), value=-math.inf).unflatten(1, (count, -1))
+    largest, place = _block_maxima(keys, positions, count, torch)
+    bounds, block = (logits.amax(dim=2) + largest.float()).topk(TRIED_BLOCKS + 1, dim=1)
+    block = block[:, :-1]
+    noise = _noise_below(
+        keys[:, None], positions[:, None], block, largest.gather(1, block), place.gather(1, block), torch
+    )
+    sums = logits.gather(1, block[..., None].expand(-1, -1, GUMBEL_BLOCK)) + noise.float()
+    best, token = sums.flatten(1).max(dim=1)
+    tokens = block.gather(1, (token // GUMBEL_BLOCK)[:, None])[:, 0] * GUMBEL_BLOCK + token % GUMBEL_BLOCK
+    return tokens, ~(bounds[:, -1] >= best)  # logits that are not numbers: known, their log-probability reports it
 
 
 def _choose_by_blocks(logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
@@ -251,18 +288,32 @@ def _short_philox(counter: tuple[Any, Any, Any, Any], key: Any) -> tuple[Any, An
 
     For arrays of numpy and tensors of torch, which broadcast: a CPU and a GPU give equal bits.
     """
-    first, second, third, fourth = counter
-    low, high = key & LOW_WORD, (key >> 32) & LOW_WORD
+    odd, even = _stack(counter[::2], key), _stack(counter[1::2], key)  # words 0 and 2, and words 1 and 3
+    keys = _stack((key & LOW_WORD, (key >> 32) & LOW_WORD), key)
+    factors, steps = _stack(SHORT_PHILOX_FACTORS, key), _stack(SHORT_PHILOX_STEPS, key)
+    dims = max(odd.ndim, even.ndim, keys.ndim) - 1
+    odd, even, keys, factors, steps = (
+        part.reshape(2, *(1,) * (dims + 1 - part.ndim), *part.shape[1:]) for part in (odd, even, keys, factors, steps)
+    )
     for _ in range(10):
-        product_1, product_2 = first * SHORT_PHILOX_FACTORS[0], third * SHORT_PHILOX_FACTORS[1]  # wrap at 2^64
-        first, second, third, fourth = (
-            ((product_2 >> 32) & LOW_WORD) ^ second ^ low,
-            product_2 & LOW_WORD,
-            ((product_1 >> 32) & LOW_WORD) ^ fourth ^ high,
-            product_1 & LOW_WORD,
-        )
-        low, high = (low + SHORT_PHILOX_STEPS[0]) & LOW_WORD, (high + SHORT_PHILOX_STEPS[1]) & LOW_WORD
-    return first, second, third, fourth
+        product = odd * factors  # wraps at 2^64
+        odd = _swap((product >> 32) & LOW_WORD) ^ even ^ keys
+        even = _swap(product & LOW_WORD)
+        keys = (keys + steps) & LOW_WORD
+    return odd[0], even[0], odd[1], even[1]
+
+
+def _stack(pair: Any, like: Any) -> Any:
+    """Two arrays or numbers, broadcast to each other, `[2, ...]` int64; nothing is copied from the host."""
+    if not isinstance(like, Tensor):
+        return np.stack(np.broadcast_arrays(*pair)).astype(np.int64, copy=False)
+    whole = {"dtype": torch.long, "device": like.device}
+    tensors = [part if isinstance(part, Tensor) else torch.full((), part, **whole) for part in pair]
+    return torch.stack(torch.broadcast_tensors(*tensors))
+
+
+def _swap(pair: Any) -> Any:
+    return pair.flip(0) if isinstance(pair, Tensor) else pair[::-1]
 
 
 def _sample_inverse_cdf(logprobs: Tensor, uniform: Tensor) -> Tensor:

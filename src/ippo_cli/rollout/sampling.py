@@ -52,6 +52,7 @@ class SampledTokens:
     tokens: Tensor  # int64
     logprobs: Tensor  # float32: tempered, before any filter
     behavior_logprobs: Tensor  # float32, of the filtered distribution; the same tensor without a filter
+    known: Tensor | None  # bool: whether the token was found; None: all were
 
 
 def sample_tokens(
@@ -62,12 +63,15 @@ def sample_tokens(
     places: Tensor,
     seen: Tensor | None,
     banned: Tensor | None,
+    with_fixed_shapes: bool = False,
 ) -> SampledTokens:
     """Sample the next token of every row of `logits [n, V]`, with the noise at `places [n]`.
 
     `noise` may be `None` only for greedy decoding. `seen [n, V]` marks the tokens with a repetition penalty, `banned
-    [n, V]` tokens that are not allowed yet.
+    [n, V]` tokens that are not allowed yet. `with_fixed_shapes`: no operation depends on a value, and the token of a
+    row may remain unknown (`TokenNoise.try_choose`).
     """
+    known = None
     logits = logits.float()
     tempered = _divide(logits, sampling)
     logprobs = torch.log_softmax(tempered, dim=-1)
@@ -77,12 +81,15 @@ def sample_tokens(
         tokens = (allowed if sampling.is_filtered else logits).argmax(dim=-1)
     else:
         assert noise is not None
-        tokens = noise.choose(allowed, places)
+        if with_fixed_shapes:
+            tokens, known = noise.try_choose(allowed, places)
+        else:
+            tokens = noise.choose(allowed, places)
     chosen = logprobs.gather(1, tokens[:, None]).squeeze(1)
     if not sampling.is_filtered:
-        return SampledTokens(tokens, chosen, chosen)
+        return SampledTokens(tokens, chosen, chosen, known)
     behavior = torch.log_softmax(allowed, dim=-1).gather(1, tokens[:, None]).squeeze(1)
-    return SampledTokens(tokens, chosen, behavior)
+    return SampledTokens(tokens, chosen, behavior, known)
 
 
 def tempered_logprobs(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -128,6 +135,6 @@ def _apply_top_k_top_p(tempered: Tensor, sampling: Sampling) -> Tensor:
         weights = (values - values[:, :1]).exp()
         cumulated = weights.cumsum(dim=-1, dtype=torch.float64)
         before = cumulated - weights
-        before[:, 0] = 0
+        before[:, 0].zero_()
         values = values.masked_fill(before >= sampling.top_p * cumulated[:, -1:], -math.inf)
     return torch.full_like(tempered, -math.inf).scatter_(1, ids, values)

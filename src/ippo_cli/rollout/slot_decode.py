@@ -35,7 +35,8 @@ class StepOutcome:
     """What the host learns of one step."""
 
     rows: np.ndarray  # [slots] the row of each slot at that time; -1: free
-    values: Tensor  # [3, slots] int64 on the host: newest token, length of the response, whether the row goes on
+    values: Tensor  # [4, slots] int64 on the host: newest token, length of the response, whether the row is live,
+    # and whether its token is unknown
     event: torch.cuda.Event | None  # the end of the copy
 
 
@@ -54,19 +55,23 @@ class SlotState:
         self.lengths = torch.zeros_like(self.tokens)  # tokens of the response
         self.limits = torch.zeros_like(self.tokens)
         self.live = torch.zeros(slots, dtype=torch.bool, device=device)
-        self.outcome = torch.zeros(3, slots, dtype=torch.long, device=device)
+        self.outcome = torch.zeros(4, slots, dtype=torch.long, device=device)
         self.stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self.stops[list(state.stop_ids)] = True
         self.seen: Tensor | None = None  # [slots, V] bool
         if state.sampling.repetition_penalty != 1:
             self.seen = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
 
-    def step(self) -> None:
-        """Read the newest token of every slot and sample the next one; no value is read by the host."""
-        logits = self._runner.read_tokens(self.tokens)
-        self._runner.num_tokens += self.live
-        self._record(logits, self.tokens, self.places, self.lengths, self.limits, self.live, self.seen)
-        self._write_outcome()
+    def step(self, *, with_fixed_shapes: bool = True) -> None:
+        """Read the newest token of every slot and sample the next one.
+
+        `with_fixed_shapes`: no value is read by the host, and a row whose next token remains unknown does not advance.
+        """
+        logits, live = self._runner.read_tokens(self.tokens), self.live.clone()
+        state = self.tokens, self.places, self.lengths, self.limits, self.live, self.seen
+        advances = self._record(logits, *state, with_fixed_shapes=with_fixed_shapes)
+        self._runner.num_tokens += advances
+        self._write_outcome(live & ~advances)
 
     def join(self, rows: np.ndarray, slots: np.ndarray, logits: Tensor) -> None:
         """Give slots to rows whose prompts have been read, and sample their first tokens from `logits [n, V]`."""
@@ -77,13 +82,13 @@ class SlotState:
         limits = torch.from_numpy(state.limits[rows]).to(device)
         tokens, live = torch.zeros_like(places), torch.ones_like(places, dtype=torch.bool)
         seen = None if self.seen is None else state.find_seen_tokens(rows, len(self.stops))
-        self._record(logits, tokens, places, first, limits, live, seen)
+        self._record(logits, tokens, places, first, limits, live, seen, with_fixed_shapes=False)
         parts = ("tokens", tokens), ("places", places), ("lengths", first), ("limits", limits), ("live", live)
         for name, part in parts:
             getattr(self, name)[to] = part
         if self.seen is not None and seen is not None:
             self.seen[to] = seen
-        self._write_outcome()
+        self._write_outcome(torch.zeros_like(self.live))
 
     def _record(
         self,
@@ -94,27 +99,43 @@ class SlotState:
         limits: Tensor,
         live: Tensor,
         seen: Tensor | None,
-    ) -> None:
-        """Sample a token for each row and write it where the row is live; changes the `[n]` tensors in place."""
+        *,
+        with_fixed_shapes: bool,
+    ) -> Tensor:
+        """Sample a token for each row and write it where the row is live and the token known; changes the `[n]` tensors
+        in place. Returns these rows, `[n]` bool.
+        """
         state, banned = self._state, None
         if state.sampling.min_new_tokens > 0:
             banned = (lengths < state.sampling.min_new_tokens)[:, None] & self.stops
-        choice = sample_tokens(logits, state.sampling, noise=state.noise, places=places, seen=seen, banned=banned)
+        choice = sample_tokens(
+            logits,
+            state.sampling,
+            noise=state.noise,
+            places=places,
+            seen=seen,
+            banned=banned,
+            with_fixed_shapes=with_fixed_shapes,
+        )
+        advances = live.clone() if choice.known is None else live & choice.known
         written = [(state.ids, choice.tokens), (state.logprobs, choice.logprobs)]
         if state.behavior_logprobs is not state.logprobs:
             written.append((state.behavior_logprobs, choice.behavior_logprobs))
         for buffer, new in written:
             flat = buffer.view(-1)
-            flat[places] = torch.where(live, new, flat[places])  # every slot has a cell of its own
+            flat[places] = torch.where(advances, new, flat[places])  # every slot has a cell of its own
         if seen is not None:
-            seen.scatter_(1, choice.tokens[:, None], True)
-        lengths += live
-        live &= ~self.stops[choice.tokens] & (lengths < limits)
-        places += live
-        tokens.copy_(choice.tokens)
+            newest = choice.tokens[:, None]
+            seen.scatter_(1, newest, seen.gather(1, newest) | advances[:, None])
+        lengths += advances
+        live &= ~(advances & (self.stops[choice.tokens] | (lengths >= limits)))
+        places += advances & live
+        tokens.copy_(torch.where(advances, choice.tokens, tokens))
+        return advances
 
-    def _write_outcome(self) -> None:
-        self.outcome[0], self.outcome[1], self.outcome[2] = self.tokens, self.lengths, self.live
+    def _write_outcome(self, unknown: Tensor) -> None:
+        for place, values in enumerate((self.tokens, self.lengths, self.live, unknown)):
+            self.outcome[place] = values
 
 
 class GraphedStep:
@@ -181,6 +202,7 @@ class SlotDecoder:
         self._rows = np.full(len(runner), -1, dtype=np.int64)  # by slot; -1: free
         self._tokens: dict[int, list[int]] = {}  # the newest tokens by row, where there are stop strings
         self._queued: deque[StepOutcome] = deque()
+        self._has_unknown_tokens = False  # of rows that a step with fixed shapes does not advance
         self._is_gpu = state.ids.device.type == "cuda"
         self._total = len(state.lengths)
 
@@ -197,16 +219,20 @@ class SlotDecoder:
                 return reported
             else:
                 self._runner.reserve_column()
-                step()
+                if self._has_unknown_tokens:
+                    self._has_unknown_tokens = False
+                    self._step(with_fixed_shapes=False)
+                else:
+                    step()
             self._queue_outcome()
             while len(self._queued) > steps_late(self._is_gpu):
                 self._collect(self._queued.popleft(), reported)
             if self._poll is not None:
                 self._poll(self._total - len(self._waiting) - int((self._rows >= 0).sum()), self._total)
 
-    def _step(self) -> None:
+    def _step(self, *, with_fixed_shapes: bool = True) -> None:
         assert self._slots is not None
-        self._slots.step()
+        self._slots.step(with_fixed_shapes=with_fixed_shapes)
 
     def _fill(self, places: int) -> None:
         while places:
@@ -235,8 +261,9 @@ class SlotDecoder:
         """Take note of the rows that have ended."""
         if outcome.event is not None:
             outcome.event.synchronize()
-        tokens, lengths, live = outcome.values.numpy()
+        tokens, lengths, live, unknown = outcome.values.numpy()
         is_current = (outcome.rows >= 0) & (outcome.rows == self._rows)
+        self._has_unknown_tokens |= bool((is_current & (unknown != 0)).any())
         ended = is_current & (live == 0)
         if self._state.has_stop_strings:
             ended |= self._end_at_stop_strings(np.flatnonzero(is_current), tokens, lengths)
@@ -253,7 +280,9 @@ class SlotDecoder:
         ended = np.zeros(len(self._rows), dtype=bool)
         rows = self._rows[slots].tolist()
         for slot, row in zip(slots.tolist(), rows, strict=True):
-            self._tokens.setdefault(row, self._state.given_tokens(row)).append(int(tokens[slot]))
+            newest = self._tokens.setdefault(row, self._state.given_tokens(row))
+            if len(newest) < lengths[slot]:  # other rows may have joined, or its token be unknown
+                newest.append(int(tokens[slot]))
         ended[slots] = self._state.find_stop_strings(rows, [self._tokens[row] for row in rows])
         if ended.any():
             assert self._slots is not None
