@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,9 @@ def train(given: Given) -> dict[str, Any]:
 
 
 def generate(given: Given) -> dict[str, Any]:
-    """Compare tokens per second with transformers' `generate`, and count our synchronizations with the GPU."""
+    """Compare tokens per second with transformers' `generate`, with steps of fixed slots without CUDA graphs, and with
+    groups of rows; count synchronizations with the GPU, and the share of tokens that a batch of one row changes.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     found = {}
@@ -231,15 +234,35 @@ def generate(given: Given) -> dict[str, Any]:
         ) -> object:
             return _decode(model, tokenizer, ids, tokens)
 
-        seconds = {
-            key: shortest_seconds(work, given.device, repeat=2) for key, work in (("ours", ours), ("theirs", theirs))
-        }
+        works = {"ours": ours, "theirs": theirs}
+        works |= {key: partial(_decode_without, key, ours) for key in ("graphs", "slots")}
+        seconds = {key: shortest_seconds(work, given.device, repeat=2) for key, work in works.items()}
         found[name] = {f"{key}_tokens_per_second": given.rows * given.tokens / one for key, one in seconds.items()}
         found[name]["ours_divided_by_theirs"] = seconds["theirs"] / seconds["ours"]
         if given.device == "cuda":
             found[name]["waits_per_token"] = _waits(lambda run=ours: run(tokens=16)) / 16
+        found[name]["equal_tokens"] = _equal_share(ours(), _decode(model, tokenizer, ids[:1], given.tokens))
         del model
     return found
+
+
+def _decode_without(part: str, decode_rows: Callable[[], object]) -> object:
+    """Decode without CUDA graphs, or in groups of rows in place of fixed slots."""
+    from ippo_cli.rollout import decode, slot_decode
+
+    owner, name = (decode, "uses_slots") if part == "slots" else (slot_decode.GraphedStep, "__call__")
+    former = getattr(owner, name)
+    setattr(owner, name, (lambda _: False) if part == "slots" else (lambda self: self._step()))
+    try:
+        return decode_rows()
+    finally:
+        setattr(owner, name, former)
+
+
+def _equal_share(together: Any, alone: Any) -> float:
+    """The share of the first row's tokens up to the first that differs when it is decoded alone."""
+    same = (together[0].ids == alone[0].ids).long().cumprod(0)
+    return float(same.float().mean())
 
 
 def _decode(model: Any, tokenizer: Any, ids: Tensor, tokens: int) -> object:

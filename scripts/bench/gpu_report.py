@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,17 @@ def render(found: Mapping[str, Any]) -> str:
 
 def _other_tables(found: Mapping[str, Any]) -> list[str]:
     """Decoding against `generate`, packed rows, and overlap."""
+    ways = {
+        "ours": "`rollout=hf`, tokens/s",
+        "graphs": "without CUDA graphs",
+        "slots": "in groups of rows",
+        "theirs": "`generate` of transformers",
+    }
     decoding = [
-        [name, *(f"{result[f'{who}_tokens_per_second']:.0f}" for who in ("ours", "theirs"))]
+        [name, *(f"{result.get(f'{way}_tokens_per_second', math.nan):.0f}" for way in ways)]
         for name, result in _shapes(found.get("generate", {})).items()
     ]
-    lines = _table(["model", "`rollout=hf`, tokens/s", "`generate` of transformers"], decoding)
+    lines = _table(["model", *ways.values()], decoding)
     if "ratio" in (packing := found.get("packing", {})):
         cells = [*(f"{packing[rows]['update_s']:.2f} s" for rows in ("packed", "padded")), f"{packing['ratio']:.2f}"]
         lines += _table(["update, packed rows", "padded rows", "ratio"], [cells])

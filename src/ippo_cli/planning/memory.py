@@ -32,6 +32,7 @@ from ippo_cli.planning.model_memory import FrozenModel, MemoryEstimate, TrainedM
 from ippo_cli.planning.pass_memory import forward_bytes, kv_bytes
 from ippo_cli.planning.sampler_memory import estimate_sampler_memory
 from ippo_cli.planning.trained_memory import EngineInput, engine_stage, estimate_trained_model
+from ippo_cli.rollout.fixed_slots import cache_width
 from ippo_cli.rollout.kv_cache import COLUMNS_AHEAD
 from ippo_cli.rollout.prefix_cache import MAX_BYTES as PREFIX_CACHE_BYTES
 
@@ -81,7 +82,7 @@ def estimate_memory(
     held = {name: (agent, count * place.rows(name, ACTOR)) for name, agent in local.items()}
     return replace(
         estimate,
-        kv_cache_bytes=max((_decode_bytes(config, name, *agent) for name, agent in held.items()), default=0.0),
+        kv_cache_bytes=max((_decode_bytes(config, name, *agent, device) for name, agent in held.items()), default=0.0),
         prefix_cache_bytes=sum(_prefix_cache_bytes(config, name, *agent) for name, agent in held.items())
         if keeps_prefixes
         else 0.0,
@@ -233,22 +234,20 @@ def _frozen_scoring_bytes(
     return max((bytes_ + gathered for bytes_ in passes), default=0.0)
 
 
-def _decode_bytes(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
+def _decode_bytes(config: Config, name: str, agent: AgentShapes, rows: int, device: str) -> float:
     """KV cache of one decode batch, with the larger of its logits and its prefill activations."""
     shape, width = agent.actor, bytes_per_weight(config.task.agents[name].actor.dtype)
     batch_rows, longest = min(config.rollout.decode_batch_size, rows), agent.length.sequence_tokens
-    cache = (
-        kv_bytes(shape, width)
-        * batch_rows
-        * _max_cache_columns(longest, config.task.agents[name].rollout.max_new_tokens)
-    )
+    limit = config.task.agents[name].rollout.max_new_tokens
+    columns = cache_width(longest) if device == "cuda" else _max_cache_columns(longest, limit)
+    cache = kv_bytes(shape, width) * batch_rows * columns
     logits = batch_rows * shape.vocabulary * (width + 12)
     prompts = min(max(PROMPT_TOKENS, longest), batch_rows * longest) * forward_bytes(shape, width)
     return cache + max(logits, prompts)
 
 
 def _max_cache_columns(longest: int, limit: int) -> int:
-    """Maximum columns of a KV cache; see `rollout/kv_cache.py`."""
+    """Maximum columns of the KV cache of a CPU; see `rollout/kv_cache.py`."""
     ahead = min(COLUMNS_AHEAD, limit)
     columns = max(longest - limit, 1) + ahead
     while columns < longest:

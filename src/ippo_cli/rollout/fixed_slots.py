@@ -171,7 +171,7 @@ class FixedSlots(ContinuousBatching):
         """Double the width until it has so many columns."""
         if columns <= self.width:
             return
-        width = SMALLEST_WIDTH << math.ceil(math.log2(columns / SMALLEST_WIDTH))
+        width = cache_width(columns)
         for buffers in (self._keys, self._values):
             for layer, buffer in buffers.items():  # layer by layer: old and new are never in memory together
                 wider = buffer.new_zeros(*buffer.shape[:2], width, buffer.shape[3])
@@ -183,6 +183,11 @@ class FixedSlots(ContinuousBatching):
         """Slot and column of the first `counts` tokens of some slots."""
         slot = torch.from_numpy(np.repeat(slots, counts)).to(self._device)
         return slot, torch.from_numpy(_count_within(counts)).to(self._device)
+
+
+def cache_width(columns: int) -> int:
+    """The width of a cache that holds so many columns."""
+    return SMALLEST_WIDTH << max(0, math.ceil(math.log2(columns / SMALLEST_WIDTH)))
 
 
 def _count_within(counts: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ less than its noise.
 DENSE_WORDS = 1 << 24
 """Noise values that a GPU computes at once."""
 TRIED_BLOCKS = 256
-"""Blocks whose noise a step of fixed shapes computes. With logits of SmolLM2 (temperatures .5 to 3) or of a normal
+"""Blocks of noise that a step of fixed shapes computes. With logits of SmolLM2 (temperatures .5 to 3) or of a normal
 distribution, at most 121 blocks could contain the token.
 """
 CACHE_WORDS = 1 << 19
@@ -122,8 +122,8 @@ class TokenNoise(Protocol):
         ...
 
     def try_choose(self, logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor | None]:
-        """As `choose`, with operations and shapes that depend on no value; and the rows `[n]` bool whose token is
-        known, or None for all of them.
+        """As `choose`, with operations and shapes that depend on no value; and whether the token of each row is
+        known, `[n]` bool, or None where all are.
         """
         ...
 

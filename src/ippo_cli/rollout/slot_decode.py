@@ -1,6 +1,6 @@
 """Decoding in fixed slots: a step is one sequence of operations on the device, which a GPU replays as a CUDA graph.
 
-The host learns a few steps late which rows have ended; until then a slot whose row has ended repeats its last token and
+The host learns a few steps late which rows have ended; until then the slot of such a row repeats its last token and
 writes nothing.
 """
 
@@ -27,7 +27,7 @@ OnRowsFinished = Callable[[list[int], list[Completion]], None]  # rows, and thei
 STEPS_LATE = 2
 """Steps that a GPU has queued when the host reads the outcome of an earlier one."""
 unrecordable_models: set[str] = set()
-"""Classes of models whose step could not be recorded."""
+"""Classes of models with a step that could not be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class StepOutcome:
 class SlotState:
     """The tensors of a step, of fixed shapes and addresses: the newest token of every slot and where the next one goes.
 
-    Tokens and log-probabilities are written to the buffers of a `DecodeState`, whose rows the slots hold.
+    Tokens and log-probabilities are written to the buffers of a `DecodeState`.
     """
 
     def __init__(self, state: DecodeState, runner: FixedSlots, vocabulary: int) -> None:
@@ -65,7 +65,7 @@ class SlotState:
     def step(self, *, with_fixed_shapes: bool = True) -> None:
         """Read the newest token of every slot and sample the next one.
 
-        `with_fixed_shapes`: no value is read by the host, and a row whose next token remains unknown does not advance.
+        `with_fixed_shapes`: no value is read by the host, and a row does not advance while its next token is unknown.
         """
         logits, live = self._runner.read_tokens(self.tokens), self.live.clone()
         state = self.tokens, self.places, self.lengths, self.limits, self.live, self.seen
@@ -74,7 +74,7 @@ class SlotState:
         self._write_outcome(live & ~advances)
 
     def join(self, rows: np.ndarray, slots: np.ndarray, logits: Tensor) -> None:
-        """Give slots to rows whose prompts have been read, and sample their first tokens from `logits [n, V]`."""
+        """Give slots to rows after their prompts, and sample their first tokens from `logits [n, V]`."""
         state, device = self._state, self.tokens.device
         to = torch.from_numpy(slots).to(device)
         first = torch.from_numpy(state.lengths[rows]).to(device)
@@ -141,8 +141,8 @@ class SlotState:
 class GraphedStep:
     """A step that a GPU replays as one CUDA graph for each width of the cache; elsewhere a plain call.
 
-    The first two steps of a width run as plain calls: libraries prepare their workspaces in them. A model whose forward
-    cannot be recorded, such as one that reads a value on the host, runs plainly.
+    The first two steps of a width run as plain calls: libraries prepare their workspaces in them. A model
+    runs plainly if its forward cannot be recorded, since it reads a value on the host.
     """
 
     def __init__(self, step: Callable[[], None], runner: FixedSlots, *, name: str) -> None:
@@ -180,7 +180,7 @@ class GraphedStep:
 
 
 def steps_late(is_gpu: bool) -> int:
-    """The number of queued steps whose outcome the host has not read. A CPU overwrites the outcome in the next one."""
+    """Queued steps with an outcome that the host has not read. A CPU overwrites the outcome in the next step."""
     return STEPS_LATE if is_gpu else 0
 
 
@@ -276,7 +276,7 @@ class SlotDecoder:
         self._release(slots, rows, reported)
 
     def _end_at_stop_strings(self, slots: np.ndarray, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """End rows whose newest tokens complete a stop string; `[slots]` bool."""
+        """End rows with newest tokens that complete a stop string; `[slots]` bool."""
         ended = np.zeros(len(self._rows), dtype=bool)
         rows = self._rows[slots].tolist()
         for slot, row in zip(slots.tolist(), rows, strict=True):
