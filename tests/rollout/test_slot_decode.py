@@ -76,7 +76,8 @@ def test_step_reads_and_writes_the_same_tensors(asked: Any, llama: Any, monkeypa
     def step(self: SlotState, **options: bool) -> None:
         plain(self, **options)
         buffers = (*self._runner._keys.values(), *self._runner._values.values(), self._runner.num_tokens)
-        state = (self.tokens, self.places, self.lengths, self.limits, self.live, self.outcome)
+        rows = self.rows
+        state = (rows.tokens, rows.places, rows.lengths, rows.limits, rows.live, self.outcome)
         written = (self._state.ids, self._state.logprobs)
         addresses.add(tuple(tensor.data_ptr() for tensor in (*buffers, *state, *written)))
 

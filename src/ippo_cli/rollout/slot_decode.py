@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -40,6 +40,18 @@ class StepOutcome:
     event: torch.cuda.Event | None  # the end of the copy
 
 
+@dataclass(frozen=True, slots=True)
+class SlotRows:
+    """The rows of some slots, `[n]` each; a step changes the tensors in place."""
+
+    tokens: Tensor  # int64: the newest token
+    places: Tensor  # int64: where the next token goes, flat, in the buffers
+    lengths: Tensor  # int64: tokens of the response
+    limits: Tensor  # int64
+    live: Tensor  # bool
+    seen: Tensor | None  # [n, V] bool, with a repetition penalty
+
+
 class SlotState:
     """The tensors of a step, of fixed shapes and addresses: the newest token of every slot and where the next one goes.
 
@@ -49,92 +61,83 @@ class SlotState:
     def __init__(self, state: DecodeState, runner: FixedSlots, vocabulary: int) -> None:
         self._state, self._runner = state, runner
         device = state.ids.device
-        slots = len(runner)
-        self.tokens = torch.zeros(slots, dtype=torch.long, device=device)
-        self.places = torch.zeros_like(self.tokens)  # flat, into the buffers
-        self.lengths = torch.zeros_like(self.tokens)  # tokens of the response
-        self.limits = torch.zeros_like(self.tokens)
-        self.live = torch.zeros(slots, dtype=torch.bool, device=device)
-        self.outcome = torch.zeros(4, slots, dtype=torch.long, device=device)
+        zeros = torch.zeros(4, len(runner), dtype=torch.long, device=device)
+        is_penalized = state.sampling.repetition_penalty != 1
+        self.rows = SlotRows(
+            *zeros.unbind(),
+            live=torch.zeros(len(runner), dtype=torch.bool, device=device),
+            seen=torch.zeros(len(runner), vocabulary, dtype=torch.bool, device=device) if is_penalized else None,
+        )
+        self.outcome = torch.zeros_like(zeros)
         self.stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self.stops[list(state.stop_ids)] = True
-        self.seen: Tensor | None = None  # [slots, V] bool
-        if state.sampling.repetition_penalty != 1:
-            self.seen = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
 
     def step(self, *, with_fixed_shapes: bool = True) -> None:
         """Read the newest token of every slot and sample the next one.
 
         `with_fixed_shapes`: no value is read by the host, and a row does not advance while its next token is unknown.
         """
-        logits, live = self._runner.read_tokens(self.tokens), self.live.clone()
-        state = self.tokens, self.places, self.lengths, self.limits, self.live, self.seen
-        advances = self._record(logits, *state, with_fixed_shapes=with_fixed_shapes)
+        live = self.rows.live.clone()
+        logits = self._runner.read_tokens(self.rows.tokens)
+        advances = self._record(logits, self.rows, with_fixed_shapes=with_fixed_shapes)
         self._runner.num_tokens += advances
         self._write_outcome(live & ~advances)
 
     def join(self, rows: np.ndarray, slots: np.ndarray, logits: Tensor) -> None:
         """Give slots to rows after their prompts, and sample their first tokens from `logits [n, V]`."""
-        state, device = self._state, self.tokens.device
+        state, device = self._state, self.stops.device
         to = torch.from_numpy(slots).to(device)
         first = torch.from_numpy(state.lengths[rows]).to(device)
         places = torch.from_numpy(rows).to(device) * state.ids.shape[1] + first
-        limits = torch.from_numpy(state.limits[rows]).to(device)
-        tokens, live = torch.zeros_like(places), torch.ones_like(places, dtype=torch.bool)
-        seen = None if self.seen is None else state.find_seen_tokens(rows, len(self.stops))
-        self._record(logits, tokens, places, first, limits, live, seen, with_fixed_shapes=False)
-        parts = ("tokens", tokens), ("places", places), ("lengths", first), ("limits", limits), ("live", live)
-        for name, part in parts:
-            getattr(self, name)[to] = part
-        if self.seen is not None and seen is not None:
-            self.seen[to] = seen
-        self._write_outcome(torch.zeros_like(self.live))
+        new = SlotRows(
+            tokens=torch.zeros_like(places),
+            places=places,
+            lengths=first,
+            limits=torch.from_numpy(state.limits[rows]).to(device),
+            live=torch.ones_like(places, dtype=torch.bool),
+            seen=None if self.rows.seen is None else state.find_seen_tokens(rows, len(self.stops)),
+        )
+        self._record(logits, new, with_fixed_shapes=False)
+        for field in fields(SlotRows):
+            part = getattr(self.rows, field.name)
+            if part is not None:
+                part[to] = getattr(new, field.name)
+        self._write_outcome(torch.zeros_like(self.rows.live))
 
-    def _record(
-        self,
-        logits: Tensor,
-        tokens: Tensor,
-        places: Tensor,
-        lengths: Tensor,
-        limits: Tensor,
-        live: Tensor,
-        seen: Tensor | None,
-        *,
-        with_fixed_shapes: bool,
-    ) -> Tensor:
-        """Sample a token for each row and write it where the row is live and the token known; changes the `[n]` tensors
-        in place. Returns these rows, `[n]` bool.
+    def _record(self, logits: Tensor, rows: SlotRows, *, with_fixed_shapes: bool) -> Tensor:
+        """Sample a token for each row and write it where the row is live and the token known; returns these rows,
+        `[n]` bool.
         """
         state, banned = self._state, None
         if state.sampling.min_new_tokens > 0:
-            banned = (lengths < state.sampling.min_new_tokens)[:, None] & self.stops
+            banned = (rows.lengths < state.sampling.min_new_tokens)[:, None] & self.stops
         choice = sample_tokens(
             logits,
             state.sampling,
             noise=state.noise,
-            places=places,
-            seen=seen,
+            places=rows.places,
+            seen=rows.seen,
             banned=banned,
             with_fixed_shapes=with_fixed_shapes,
         )
-        advances = live.clone() if choice.known is None else live & choice.known
+        advances = rows.live.clone() if choice.known is None else rows.live & choice.known
         written = [(state.ids, choice.tokens), (state.logprobs, choice.logprobs)]
         if state.behavior_logprobs is not state.logprobs:
             written.append((state.behavior_logprobs, choice.behavior_logprobs))
         for buffer, new in written:
             flat = buffer.view(-1)
-            flat[places] = torch.where(advances, new, flat[places])  # every slot has a cell of its own
-        if seen is not None:
+            flat[rows.places] = torch.where(advances, new, flat[rows.places])  # every slot has a cell of its own
+        if rows.seen is not None:
             newest = choice.tokens[:, None]
-            seen.scatter_(1, newest, seen.gather(1, newest) | advances[:, None])
-        lengths += advances
-        live &= ~(advances & (self.stops[choice.tokens] | (lengths >= limits)))
-        places += advances & live
-        tokens.copy_(torch.where(advances, choice.tokens, tokens))
+            rows.seen.scatter_(1, newest, rows.seen.gather(1, newest) | advances[:, None])
+        rows.lengths.add_(advances)
+        rows.live.logical_and_(~(advances & (self.stops[choice.tokens] | (rows.lengths >= rows.limits))))
+        rows.places.add_(advances & rows.live)
+        rows.tokens.copy_(torch.where(advances, choice.tokens, rows.tokens))
         return advances
 
     def _write_outcome(self, unknown: Tensor) -> None:
-        for place, values in enumerate((self.tokens, self.lengths, self.live, unknown)):
+        for place, values in enumerate((self.rows.tokens, self.rows.lengths, self.rows.live, unknown)):
             self.outcome[place] = values
 
 
@@ -287,7 +290,8 @@ class SlotDecoder:
         if ended.any():
             assert self._slots is not None
             self._state.finished[self._rows[ended]] = True
-            self._slots.live[torch.from_numpy(np.flatnonzero(ended)).to(self._slots.live.device)] = False
+            live = self._slots.rows.live
+            live[torch.from_numpy(np.flatnonzero(ended)).to(live.device)] = False
         return ended
 
     def _release(self, slots: np.ndarray, rows: np.ndarray, reported: dict[int, Completion]) -> None:
