@@ -116,6 +116,15 @@ def test_behavior_weights_scale_only_policy_loss() -> None:
     assert loss.sums["kl_loss"].item() == pytest.approx(4 * 0.125)
 
 
+def test_entropy_is_subtracted_from_the_loss() -> None:
+    config = load_config(["algorithm=ppo", "algorithm.entropy_coef=0.25", "algorithm.kl.loss.coef=0"]).algorithm
+    config = replace(config, loss_aggregation="token-mean")
+    entropy = torch.tensor([[1.0, 2.0, 3.0, 9.0], [4.0, 9.0, 9.0, 9.0]])
+    plain = policy_objective(make_output(OLD), batch(by_turn=False), config, 4)
+    loss = policy_objective(make_output(OLD)._replace(entropy=entropy), batch(by_turn=False), config, 4)
+    assert loss.total.item() - plain.total.item() == pytest.approx(-0.25 * (1 + 2 + 3 + 4) / 4)
+
+
 def test_sequence_ratio_clips_all_tokens() -> None:
     keys = ["algorithm=grpo", "algorithm.ratio_level=sequence", "algorithm.ratio_pooling=mean"]
     config = replace(load_config(keys).algorithm, loss_aggregation="token-mean")
