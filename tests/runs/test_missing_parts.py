@@ -158,7 +158,7 @@ def test_error_of_a_cut_configuration_names_the_file(run: Path) -> None:
     text = (run / "config.yaml").read_text()
     place = text.index("learning_rate: ")
     (run / "config.yaml").write_text(text[: place + len("learning_rate: ")] + "1.0e")
-    with pytest.raises(ResumeError, match=r"config.yaml is not the file that history.jsonl recorded"):
+    with pytest.raises(ResumeError, match=r"resumed: config.yaml is not the file that history.jsonl recorded; restore"):
         doctor.report([str(run)])
 
 
