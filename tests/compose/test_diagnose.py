@@ -35,6 +35,7 @@ def blamed(overrides: Sequence[str]) -> str:
         (["actor.nope=1"], "actor.nope=1 is not a key; ippo-train --help actor lists its keys; closest: actor."),
         (["++actor.nope=1"], "++actor.nope=1 is not a key; ippo-train --help actor lists its keys; closest: actor."),
         (["algorithm.kind=bogus"], "algorithm.kind=bogus is not a key; choose an option of algorithm: actor_critic"),
+        (["algoritm.gamma=0.9"], "algoritm.gamma=0.9 is not a key; did you mean algorithm.gamma?"),
         (["rolout=hf"], "rolout=hf is not a key; did you mean rollout"),
         (["deepspeed=zero4"], "deepspeed=zero4 is an unknown option; closest: zero"),
         (

@@ -182,6 +182,9 @@ def explain_unknown_name(
         return ConfigError(text, "is not a key", f"choose an option of {group}: {' '.join(options[group])}")
     if name not in keys and (own := [key for key in keys if key.lower() == name.lower().strip(".")]):
         return ConfigError(text, "is not a key", f"did you mean {own[0]}?")
+    groups = _find_typos(group, options) if leaf and group not in options else []
+    if meant := [key for known in groups if (key := f"{known}.{leaf}") in keys]:
+        return ConfigError(text, "is not a key", f"did you mean {meant[0]}?")
     corrected = list(dict.fromkeys(candidate for key in keys if (candidate := _correct_one_part(name, key))))
     answer = None if corrected or ".agents." in name else find_suggestion(name, value)
     same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
