@@ -224,7 +224,7 @@ def explain_topic(topic: str, own_help: str = "", own_keys: Sequence[str] = ()) 
 def unknown_topic_message(topic: str, argv: Sequence[str], own_keys: Sequence[str] = (), own_help: str = "") -> str:
     """The error message for an unknown topic, with the closest known names, else the keys that mention it.
 
-    `own_keys`: those of the command. `own_help`: the command whose help lists all its keys, which are not a run's.
+    `own_keys`: those of the command. `own_help`: a command without keys of a run; its help lists all its keys.
     """
     flag = next((text.partition("=")[0] for text in argv if _is_help_flag(text)), "--help")
     if not topic:

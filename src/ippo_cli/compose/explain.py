@@ -204,7 +204,7 @@ def explain_unknown_name(
 
 
 def _list_keys_hint(group: str, leaf: str, keys: Sequence[str], options: Mapping[str, Sequence[str]]) -> str:
-    """Where the keys of a group are listed, and those whose names are least unlike."""
+    """Where the keys of a group are listed, and those with similar names."""
     names = {key.removeprefix(f"{group}."): key for key in keys if key.startswith(f"{group}.")}
     if group not in options or not names:
         return "ippo-train --help and docs/config.md list all keys"
