@@ -32,6 +32,9 @@ def test_written_task_is_valid(flag: list[str], tmp_path: Path, monkeypatch: pyt
     assert list(config.task.agents) == ["solver", "checker"]
     held_out = {row["question"] for row in task.held_out}
     assert len(task.train) == 80
+    assert {row["verdict"] for row in task.held_out} == {row["verdict"] for row in task.train} == {"yes", "no"}
+    wrong = [row["claim"] for row in task.train if row["claim"] != row["question"] + row["answer"]]
+    assert wrong == [row["claim"] for row in task.train if row["verdict"] == "no"]
     assert len(held_out) == 20
     assert held_out.isdisjoint(row["question"] for row in task.train)
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import ippo_cli
-from ippo_cli.cli.help import EVAL_HELP, explain_topic
+from ippo_cli.cli.help import EVAL_HELP, explain_topic, unknown_topic_message
 from ippo_cli.compose.diagnose import config_groups, filter_completions
 from ippo_cli.compose.load import compose_node, resolve_config, to_yaml
 
@@ -266,12 +266,21 @@ def test_diff_lists_keys_that_differ_from_a_run(tmp_path: Path) -> None:
     [
         ("algorithm=ppo", "algorithm=ppo: PPO: clipped ratio"),
         ("vllm", "rollout=vllm: Sampling by vLLM"),
+        ("kl", "kl: keys\n  algorithm.kl."),
         ("policy/approx_kl", "<learner>/policy/approx_kl:"),
         ("low/policy/approx_kl", "<learner>/policy/approx_kl:"),
     ],
 )
 def test_help_of_options_and_metrics(topic: str, line: str) -> None:
     assert (explain_topic(topic) or "").startswith(line)
+
+
+def test_unknown_topics_get_keys_of_the_command() -> None:
+    likely = "algorithm.clip_range_low or algorithm.clip_range_high or algorithm.cross_agent.clip_range"
+    assert unknown_topic_message("clip_range", ["--help"]).endswith(f"; did you mean {likely}?")
+    assert unknown_topic_message("checkpont", ["--help"], ("run", "checkpoint")).endswith("; did you mean checkpoint?")
+    message = unknown_topic_message("filter", ["--help"], ("sort",), "ippo-runs")
+    assert message == "ippo: --help filter is not a group or key of ippo-runs; ippo-runs --help lists its keys"
 
 
 def test_help_of_a_key_of_another_command() -> None:

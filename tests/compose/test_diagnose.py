@@ -31,7 +31,11 @@ def blamed(overrides: Sequence[str]) -> str:
         ),
         (["actor=full", "actor.hidden_size=2"], "actor.hidden_size=2 is not a key of actor=full; use actor=tiny"),
         (["config=mine"], "config=mine is not a key; ippo-train --help and docs/config.md list all keys"),
-        (["reward.foo=2"], "reward.foo=2 is not a key; ippo-train --help and docs/config.md list all keys"),
+        (["reward.foo=2"], "reward.foo=2 is not a key; ippo-train --help reward lists its keys"),
+        (["actor.nope=1"], "actor.nope=1 is not a key; ippo-train --help actor lists its keys; closest: actor."),
+        (["++actor.nope=1"], "++actor.nope=1 is not a key; ippo-train --help actor lists its keys; closest: actor."),
+        (["algorithm.kind=bogus"], "algorithm.kind=bogus is not a key; choose an option of algorithm: actor_critic"),
+        (["algoritm.gamma=0.9"], "algoritm.gamma=0.9 is not a key; did you mean algorithm.gamma?"),
         (["rolout=hf"], "rolout=hf is not a key; did you mean rollout"),
         (["deepspeed=zero4"], "deepspeed=zero4 is an unknown option; closest: zero"),
         (

@@ -33,6 +33,7 @@ def test_all_missing_files_and_functions_are_reported(tmp_path: Path) -> None:
         "task.eval=nothing/here/rows",
         "reward.function=mine.py:scores",
         "tracker.callback=other.py:call",
+        "task.agents.solo.tools=[mine.py,tools.py]",
         "actor=full",
         "actor.model=/no/such/model",
     )
@@ -40,10 +41,11 @@ def test_all_missing_files_and_functions_are_reported(tmp_path: Path) -> None:
         "actor.model=/no/such/model",
         "task.train=no.jsonl",
         "task.eval=nothing/here/rows",
+        "task.agents.solo.tools=tools.py",
         "reward.function=mine.py:scores",
         "tracker.callback=other.py:call",
     ]
-    assert found[3].endswith("names no function in mine.py (closest: score); it has: score")
+    assert found[4].endswith("names no function in mine.py (closest: score); it has: score")
 
 
 def test_existing_names_and_names_that_only_a_run_of_the_file_defines_pass(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_result_file_of_models_names_sources(run: Path, tmp_path: Path) -> None:
 def test_missing_or_damaged_weights_rejected(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
-    with pytest.raises(ResumeError, match=r"checkpoint=7 does not exist .*; use one of 1, or initial"):
+    with pytest.raises(ConfigError, match=r"^checkpoint=7 does not exist in .*; use one of 1, or initial"):
         find_weights(copy, "7", {"low": "low"})
     with pytest.raises(ConfigError, match="has solo, which is not an agent of this run; use high low"):
         find_weights(copy, "latest", {"solo": "solo"})

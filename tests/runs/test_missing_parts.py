@@ -38,6 +38,16 @@ def cut_file(file: Path, size: int) -> None:
     os.truncate(file, size)
 
 
+def damage_line(file: Path, place: int) -> None:
+    lines = file.read_text().splitlines(keepends=True)
+    lines[place] = lines[place][:50] + "\n"
+    file.write_text("".join(lines))
+
+
+def repeat_rows(file: Path) -> None:
+    file.write_text(file.read_text() * 2)
+
+
 def test_whole_run_lacks_nothing(run: Path) -> None:
     assert find_missing_parts(RunRecord(run)) == []
 
@@ -47,6 +57,8 @@ def test_whole_run_lacks_nothing(run: Path) -> None:
     [
         (lambda run: cut_file(run / "metrics.jsonl", 3000), r"metrics.jsonl has 1 of 5 rows"),
         (lambda run: (run / "metrics.jsonl").unlink(), r"metrics.jsonl has 0 of 5 rows"),
+        (lambda run: damage_line(run / "metrics.jsonl", 3), r"metrics.jsonl is damaged at line 4"),
+        (lambda run: repeat_rows(run / "metrics.jsonl"), r"metrics.jsonl repeats iteration 0"),
         (lambda run: (run / "config.yaml").unlink(), r"config.yaml cannot be read"),
         (lambda run: (run / "run.json").write_text("{"), r"run.json cannot be read"),
         (
@@ -146,7 +158,7 @@ def test_error_of_a_cut_configuration_names_the_file(run: Path) -> None:
     text = (run / "config.yaml").read_text()
     place = text.index("learning_rate: ")
     (run / "config.yaml").write_text(text[: place + len("learning_rate: ")] + "1.0e")
-    with pytest.raises(ResumeError, match=r"config.yaml is not the file that history.jsonl recorded"):
+    with pytest.raises(ResumeError, match=r"resumed: config.yaml is not the file that history.jsonl recorded; restore"):
         doctor.report([str(run)])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from chats import FAMILIES, Family, tokenizer_of
+from chats import CHATML, FAMILIES, Family, tokenizer_of
 from tool_chats import TOOL_FAMILIES
 
 from ippo_cli.models.tiny import character_tokenizer
@@ -339,6 +339,17 @@ def test_arguments_of_the_chat_template_in_a_call() -> None:
     assert "SHORT" not in agent.text(thinking)
     refused = append_call(agent.format, None, None, ModelCall([user("x")], template_args={"think": 1}), LIMIT)
     assert refused.error == "chat_template_kwargs.think is not read by the chat template of this agent"
+
+
+def test_tools_that_the_chat_template_does_not_show_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    with caplog.at_level("WARNING"):
+        for template in (CHATML, CHATML + "{{ tools }}"):
+            agent = Agent(tokenizer_of(Family(template, "<|im_end|>", ("<|im_start|>",))))
+            for _ in range(2):
+                append_call(agent.format, None, None, ModelCall([user("One?")], tools=tools), LIMIT)
+    rule = "the chat template of solo's tokenizer does not show the tools of calls: describe them in the messages"
+    assert [record.getMessage() for record in caplog.records] == [rule]
 
 
 @pytest.mark.parametrize("effort", [None, "low"])

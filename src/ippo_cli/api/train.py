@@ -40,13 +40,16 @@ def _start(typed: Sequence[str]) -> Path:
     from ippo_cli.compose.arguments import normalize_arguments
     from ippo_cli.compose.exits import set_library_defaults
     from ippo_cli.compose.load import compose_node, register_options
+    from ippo_cli.compose.mistakes import find_saved_overrides
     from ippo_cli.compose.resume import resolve_resume
+    from ippo_cli.compose.typed_kinds import check_typed_kinds
     from ippo_cli.compose.user_files import check_user_files
 
     set_library_defaults()
     register_options()
     argv = normalize_arguments(typed)
     check_user_files(argv)
+    check_typed_kinds(argv, find_saved_overrides(argv))
     argv, resumed = resolve_resume(argv)
     command = ["ippo-train", *typed]
     folder = start_training(compose_node(argv), argv, resumed, typed, command=command)

@@ -26,12 +26,14 @@ def find_difference(typed: Sequence[str]) -> str | None:
     from ippo_cli.compose.load import compose_node, iter_leaves, resolve_config
     from ippo_cli.compose.resume import config_changes
     from ippo_cli.compose.run_folders import find_run
+    from ippo_cli.compose.typed_kinds import check_typed_kinds
     from ippo_cli.compose.user_files import check_user_files
 
     check_flags(rest)
     folder, _ = find_run(run, FLAG)
     argv = normalize_arguments(rest)
     check_user_files(argv)
+    check_typed_kinds(argv)
     plain = resolve_config(compose_node([text for text in argv if not text.startswith("-")]))
     lines = config_changes(folder, dict(iter_leaves(plain)))
     return "".join(f"{' '.join(line.splitlines())}\n" for line in lines) or f"no key differs from {folder}\n"

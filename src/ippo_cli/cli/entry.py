@@ -57,7 +57,7 @@ def run_command(
         if (text := answer_completion(argv)) is not None:
             _print_and_exit(text)
     if has_help_flag(argv) or (needs_arguments and not argv):
-        _show_help(help_text, argv, command_keys)
+        _show_help(help_text, argv, command_keys, own_help="" if takes_overrides else name)
     if has_version_flag(argv):
         _print_and_exit(f"{name} {__version__}\n")
     if not {"--cfg", "-c", "-sc", "--shell-completion", "--diff"} & {*argv}:
@@ -79,8 +79,8 @@ def _print_and_exit(text: str) -> NoReturn:
     sys.exit(0)
 
 
-def _show_help(help_text: str, argv: Sequence[str], command_keys: Collection[str]) -> NoReturn:
-    """Print the help of the command, or of one group or key, and exit."""
+def _show_help(help_text: str, argv: Sequence[str], command_keys: Collection[str], *, own_help: str) -> NoReturn:
+    """Print the help of the command, or of one group or key, and exit. `own_help`: as in `unknown_topic_message`."""
     topic = help_topic(argv)
     text = (
         help_text
@@ -88,6 +88,6 @@ def _show_help(help_text: str, argv: Sequence[str], command_keys: Collection[str
         else explain_topic(topic or "", help_text, tuple(command_keys))
     )
     if text is None:
-        print_text(unknown_topic_message(topic or "", argv), to_stderr=True)
+        print_text(unknown_topic_message(topic or "", argv, tuple(command_keys), own_help), to_stderr=True)
         sys.exit(2)
     _print_and_exit(text)

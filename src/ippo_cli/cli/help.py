@@ -215,15 +215,25 @@ def explain_topic(topic: str, own_help: str = "", own_keys: Sequence[str] = ()) 
     pages += [_experiments_page(known["experiments"], key)] if key in known["experiments"] else []
     if pages:
         return "".join(pages)
+    if within := {name: entry for name, entry in known["keys"].items() if f".{key}." in name}:
+        return "\n".join([f"{key}: keys", *_key_lines(within)]) + "\n"
     answer = _peer_answer(key, known["peers"])
     return None if answer is None else f"{topic}: {answer}\n"
 
 
-def unknown_topic_message(topic: str, argv: Sequence[str]) -> str:
-    """The error message for an unknown topic, with the closest known names, else the keys that mention it."""
+def unknown_topic_message(topic: str, argv: Sequence[str], own_keys: Sequence[str] = (), own_help: str = "") -> str:
+    """The error message for an unknown topic, with the closest known names, else the keys that mention it.
+
+    `own_keys`: those of the command. `own_help`: a command without keys of a run; its help lists all its keys.
+    """
     flag = next((text.partition("=")[0] for text in argv if _is_help_flag(text)), "--help")
     if not topic:
         return f"ippo: {flag} needs a group or key; use {flag} rollout.temperature"
+    message = f"ippo: {flag} {topic} is not a group or key"
+    if own := get_close_matches(topic, own_keys, n=3, cutoff=MIN_LIKENESS):
+        return f"{message}; did you mean {' or '.join(own)}?"
+    if own_help:
+        return f"{message} of {own_help}; {own_help} --help lists its keys"
     known = json.loads(KEYS_FILE.read_text())
     options = dict.fromkeys(option for group in known["groups"].values() for option in group)
     names = [*known["groups"], *known["keys"], *options, *known["experiments"]]
@@ -232,9 +242,9 @@ def unknown_topic_message(topic: str, argv: Sequence[str]) -> str:
         tails[tail] for tail in get_close_matches(topic.rpartition(".")[2], tails, n=3, cutoff=MIN_LIKENESS)
     ]
     same = [name for name in known["keys"] if name.endswith(f".{topic}")]
-    message = f"ippo: {flag} {topic} is not a group or key"
-    if same or close:
-        return f"{message}; did you mean {' or '.join((same or close)[:3])}?"
+    begun = [name for tail, name in tails.items() if tail.startswith(f"{topic}_")]
+    if likely := sorted(dict.fromkeys([*same, *begun]), key=lambda name: name.count(".")) or close:
+        return f"{message}; did you mean {' or '.join(likely[:3])}?"
     word = re.compile(rf"(?<![a-z]){re.escape(topic.lower())}")
     found = [name for name in known["keys"] if word.search(name.lower())]
     found += [name for name, entry in known["keys"].items() if word.search(entry["meaning"].lower())]

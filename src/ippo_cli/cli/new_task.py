@@ -35,7 +35,7 @@ agents:
     answer: "{{answer}}" # the reference answer; only reward=exact_match and actor=tiny need it
   checker:
     template: "{{claim}}?"
-    answer: "yes"
+    answer: "{{verdict}}" # yes or no
     # system: "..."               a system message; requires a chat template
     # actor: {{learning_rate: 1e-5}} values of actor= and critic= for this agent only
 """
@@ -72,7 +72,12 @@ def write_task_file(typed: Sequence[str]) -> str | None:
 def _example_rows(*, held_out: bool) -> str:
     sums = [(left, right) for left in range(10) for right in range(10)]
     rows = [
-        {"question": f"{left} + {right} = ", "answer": str(left + right), "claim": f"{left} + {right} = {left + right}"}
+        {
+            "question": f"{left} + {right} = ",
+            "answer": str(left + right),
+            "claim": f"{left} + {right} = {left + right + left % 2}",
+            "verdict": "no" if left % 2 else "yes",
+        }
         for place, (left, right) in enumerate(sums)
         if (place % EVAL_EVERY == 0) is held_out
     ]

@@ -34,7 +34,9 @@ def _dispatch_command(typed: Sequence[str]) -> None:
     from ippo_cli.compose.flags import check_flags
     from ippo_cli.compose.known_keys import check_known_keys
     from ippo_cli.compose.load import register_options
+    from ippo_cli.compose.mistakes import find_saved_overrides
     from ippo_cli.compose.resume import resolve_resume
+    from ippo_cli.compose.typed_kinds import check_typed_kinds
     from ippo_cli.compose.user_files import check_user_files
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.sweeps.multirun import is_sweep, run_sweep
@@ -57,6 +59,8 @@ def _dispatch_command(typed: Sequence[str]) -> None:
         check_known_keys(argv)
     register_options()
     check_user_files(argv)
+    if not COMPLETION_FLAGS & set(argv):
+        check_typed_kinds(argv, find_saved_overrides(argv))
     config_text = _job_config_text(argv)
     if config_text is not None:
         print_data(config_text)

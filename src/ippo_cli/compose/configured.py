@@ -183,6 +183,7 @@ def compose_checked(overrides: list[str], typed_now: list[str], *, of_model: boo
     from ippo_cli.compose.hub_names import check_hub_access
     from ippo_cli.compose.load import build_config, compose_node, resolve_config
     from ippo_cli.compose.named_files import check_named_files
+    from ippo_cli.compose.typed_kinds import check_typed_kinds
     from ippo_cli.compose.user_files import check_user_files
     from ippo_cli.config.checks import check_config
     from ippo_cli.config.errors import collect_errors, combine_errors
@@ -191,6 +192,7 @@ def compose_checked(overrides: list[str], typed_now: list[str], *, of_model: boo
 
     combined = merge_search_paths(overrides)
     check_user_files(combined)
+    check_typed_kinds(typed_now, [text for text in combined if text not in typed_now])
     plain = resolve_config(compose_node(combined))  # first, so that unknown keys are reported as unknown
     check_evaluation_overrides(typed_now, of_model=of_model)
     config = build_config(plain)

@@ -21,6 +21,7 @@ from ippo_cli.compose.known_keys import unknown_overrides
 from ippo_cli.compose.load import KINDS, config_dir, merge_agents
 from ippo_cli.compose.plugins import plugin_error_from_message
 from ippo_cli.compose.searchpath import SEARCH_PATH, list_options, user_option_files
+from ippo_cli.compose.typed_kinds import kind_errors, split_typed_kinds
 from ippo_cli.compose.validate import Mistake, find_value_mistakes, format_mistake, to_plain, validate_values
 from ippo_cli.config.errors import ConfigError, UnknownKey, combine_errors
 from ippo_cli.config.leaves import iter_leaves
@@ -50,7 +51,8 @@ def check_overrides(
     `sweeps`: several values of a key are a sweep; only the first value is checked.
     """
     compose_cached.cache_clear()  # user files may have changed
-    ordered = sorted(overrides, key=_composition_order)
+    kinds, others = split_typed_kinds(overrides)
+    ordered = sorted(others, key=_composition_order)
     options = config_groups([*base, *ordered])
     refused: dict[str, Exception | Mistake] = {text: UNKNOWN_KEY for text in unknown_overrides([*base, *ordered])}
     refused |= {text: error for text in ordered if (error := _parse_error(text, options)) is not None}
@@ -59,6 +61,7 @@ def check_overrides(
         refused |= found
     good = [*base, *(part for text in ordered if text not in refused for part in _first_value(text))]
     errors = [explain_override(text, good, refused[text], options) for text in ordered if text in refused]
+    errors += kind_errors(kinds, compose_cached(tuple(good)), good) if kinds else []
     errors += [format_mistake(mistake) for mistake in in_files]
     if not sweeps:
         errors += [

@@ -178,8 +178,13 @@ def explain_unknown_name(
     value = text.partition("=")[2]
     if (option := _meant_option(leaf, value, options.get(group, ()))) is not None:
         return ConfigError(text, "is not a key", f"an option is chosen by its group: use {group}={option}")
+    if leaf == "kind" and group in options:
+        return ConfigError(text, "is not a key", f"choose an option of {group}: {' '.join(options[group])}")
     if name not in keys and (own := [key for key in keys if key.lower() == name.lower().strip(".")]):
         return ConfigError(text, "is not a key", f"did you mean {own[0]}?")
+    groups = _find_typos(group, options) if leaf and group not in options else []
+    if meant := [key for known in groups if (key := f"{known}.{leaf}") in keys]:
+        return ConfigError(text, "is not a key", f"did you mean {meant[0]}?")
     corrected = list(dict.fromkeys(candidate for key in keys if (candidate := _correct_one_part(name, key))))
     answer = None if corrected or ".agents." in name else find_suggestion(name, value)
     same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
@@ -193,11 +198,18 @@ def explain_unknown_name(
         return ConfigError(text, "is not a key", "did you mean " + " or ".join(same[:3]) + "?")
     if corrected:
         return ConfigError(text, "is not a key", "did you mean " + " or ".join(corrected[:3]) + "?")
-    close = completed or _similar_names(name, [*_candidate_keys(name, keys, options)])
-    remedy = (
-        "did you mean " + " or ".join(close) + "?" if close else "ippo-train --help and docs/config.md list all keys"
-    )
-    return ConfigError(text, "is not a key", remedy)
+    if close := completed or _similar_names(name, [*_candidate_keys(name, keys, options)]):
+        return ConfigError(text, "is not a key", "did you mean " + " or ".join(close) + "?")
+    return ConfigError(text, "is not a key", _list_keys_hint(group if leaf else "", leaf, keys, options))
+
+
+def _list_keys_hint(group: str, leaf: str, keys: Sequence[str], options: Mapping[str, Sequence[str]]) -> str:
+    """Where the keys of a group are listed, and those with similar names."""
+    names = {key.removeprefix(f"{group}."): key for key in keys if key.startswith(f"{group}.")}
+    if group not in options or not names:
+        return "ippo-train --help and docs/config.md list all keys"
+    close = [names[name] for name in difflib.get_close_matches(leaf, names, n=3, cutoff=0.3)]
+    return f"ippo-train --help {group} lists its keys" + (f"; closest: {' '.join(close)}" if close else "")
 
 
 def _meant_option(leaf: str, value: str, options: Sequence[str]) -> str | None:

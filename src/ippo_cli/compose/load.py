@@ -166,7 +166,6 @@ def schema_of(group: str, values: Mapping[Any, Any]) -> type[Any]:
 
 def build_sweep_config(node: DictConfig) -> schema.SweepConfig:
     """The sweep of a composition."""
-    _check_kind_of_keys("sweep", str(node.sweep.get("kind")), node.sweep)
     plain = _to_container(node.sweep)
     return validate_values(schema.OPTIONS["sweep"][str(plain["kind"])], plain, "sweep.")
 
@@ -203,7 +202,7 @@ def format_composition(node: DictConfig, *, resolve: bool) -> str:
 
 
 def _check_kinds(node: DictConfig) -> None:
-    """Raise `ConfigError` if only `kind` was changed, because the group's other keys belong to another kind."""
+    """Raise `ConfigError` for a kind that does not exist, and for a server as the actor of all agents."""
     for group, kinds in KINDS.items():
         kind = str(node[group].get("kind"))
         if kind not in kinds:
@@ -214,18 +213,6 @@ def _check_kinds(node: DictConfig) -> None:
                 "is the server of one frozen agent, and this names one for all agents, of which none could be trained",
                 "use task.agents.NAME.actor=server",
             )
-        _check_kind_of_keys(group, kind, node[group])
-
-
-def _check_kind_of_keys(group: str, kind: str, values: DictConfig) -> None:
-    """Raise `ConfigError` if the keys of a group are exactly those of another kind."""
-    keys = set(values)
-    of_kinds = {option: {leaf.name for leaf in fields(cls)} for option, cls in schema.OPTIONS[group].items()}
-    # A single key more may have been typed: the schema names it.
-    if kind in of_kinds and len(keys ^ of_kinds[kind]) > 1 and keys in of_kinds.values():
-        options = [file.stem for file in sorted((config_dir() / group).glob("*.yaml"))]
-        remedy = f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}"
-        raise ConfigError(f"{group}.kind={kind}", "cannot be set alone: it depends on the option", remedy)
 
 
 def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _check_command_line(typed: Sequence[str], own: Collection[str]) -> list[Conf
     readable = _normalize_valid(_run_overrides(typed, own), errors)
     if any(text.startswith("=") for text in readable):
         return errors
-    base, is_sweep = _saved_overrides(typed), any(flag in typed for flag in SWEEP_FLAGS)
+    base, is_sweep = find_saved_overrides(typed), any(flag in typed for flag in SWEEP_FLAGS)
     wrong, good = check_overrides(readable, base, sweeps=is_sweep)
     errors += wrong
     if "run" in own:
@@ -165,7 +165,7 @@ def _rule_errors(good: Sequence[str], errors: Sequence[ConfigError], own: Collec
     ]
 
 
-def _saved_overrides(typed: Sequence[str]) -> list[str]:
+def find_saved_overrides(typed: Sequence[str]) -> list[str]:
     """Saved overrides of the run in `resume=` or `run=`, or those of `model=`."""
     from ippo_cli.compose.resume import saved_overrides
 

@@ -13,6 +13,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.python_names import is_code_reference, public_definitions
 from ippo_cli.config.schema import Config
 from ippo_cli.config.text import closest_hint
+from ippo_cli.config.tools import tool_entries
 
 DYNAMIC = re.compile(r"\b(globals|setattr|exec|vars)\(|import \*|__getattr__")
 """Code that may define names that are not written in a file."""
@@ -33,6 +34,10 @@ def check_named_files(
     for setting, name in path_names(config, models=models, training=training, data=data):
         if is_path_like(name) and not Path(name).exists():
             yield ConfigError(f"{setting}={name}", "names no file or folder", "correct the path")
+    for name, agent in config.task.agents.items() if training or data else ():
+        for entry in tool_entries(getattr(agent, "tools", None)):
+            if isinstance(entry, str) and entry.endswith(".py"):
+                yield from _check_file(f"task.agents.{name}.tools={entry}", Path(entry))
     known: set[tuple[str, str]] = set()
     # Agents last: a value that all agents inherit from a group is reported once, under the group's key.
     for key, value, _ in sorted(constrained_leaves(config), key=lambda leaf: leaf[0].startswith("task.agents.")):
@@ -75,15 +80,20 @@ def _check_function(key: str, text: str) -> Iterator[ConfigError]:
     file = Path(location)
     if file.suffix != ".py" or any(character in location for character in "\n{}"):
         return
-    if not file.is_file():
-        rule = f"points to {file.absolute()}, which is not a file"
-        yield ConfigError(f"{key}={text}", rule, "give a path relative to the current folder")
+    if missing := list(_check_file(f"{key}={text}", file)):
+        yield from missing
         return
     names = _assigned_names(file)
     if names is not None and name not in names:
         public = public_definitions(file)
         rule = f"names no function in {location}{closest_hint(name, public)}"
         yield ConfigError(f"{key}={text}", rule, "it has: " + " ".join(public) if public else "write the function")
+
+
+def _check_file(setting: str, file: Path) -> Iterator[ConfigError]:
+    if not file.is_file():
+        rule = f"points to {file.absolute()}, which is not a file"
+        yield ConfigError(setting, rule, "give a path relative to the current folder")
 
 
 def _assigned_names(file: Path) -> set[str] | None:

@@ -18,7 +18,7 @@ from ippo_cli.compose.load import KINDS, build_config, compose_node, iter_leaves
 from ippo_cli.compose.path_keys import load_yaml
 from ippo_cli.compose.run_weights import REFERENCE, WARM_START
 from ippo_cli.config.commands import last_value, parse_path
-from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.config.errors import ConfigError, ResumeError, split_errors
 from ippo_cli.config.marked_keys import is_frozen_key
 from ippo_cli.config.schema import ActorKind
 from ippo_cli.config.secrets import mask_secrets
@@ -360,6 +360,8 @@ def saved_config(folder: Path) -> dict[str, Any]:
     except ConfigError as error:
         file, recorded = folder / "config.yaml", last_config_hash(folder)
         is_changed = recorded and file.is_file() and hash_file(file) != recorded
-        reason = f"; config.yaml is not the file that {HISTORY} recorded" if is_changed else ""
-        raise ResumeError(f"{folder} is not a run that can be resumed: {error}{reason}") from error
+        if is_changed:  # its mistakes would hide the cause
+            reason = f"config.yaml is not the file that {HISTORY} recorded; restore it ({split_errors(error)[0]})"
+            raise ResumeError(f"{folder} is not a run that can be resumed: {reason}") from error
+        raise ResumeError(f"{folder} is not a run that can be resumed: {error}") from error
     return plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ENCODING_REMEDY = "save it as UTF-8, for example with iconv -f latin1 -t utf-8"
+ENCODING_REMEDY = "save it as UTF-8, for example with iconv -f latin1 -t utf-8 (-f utf-16 after a byte 0xff or 0xfe)"
 
 
 def locate_undecodable_byte(data: bytes, error: UnicodeDecodeError, first_line: int = 1) -> str:

@@ -538,6 +538,9 @@ def _find_checkpoint(folder: Path, checkpoint: str, iteration: int | None) -> Pa
         iteration = int(checkpoint)
     checkpoints = {int(path.name.split("_")[1]): path for path in list_checkpoints(root)}
     found = newest_intact_checkpoint(root) if iteration is None else checkpoints.get(iteration)
+    if found is None and checkpoints and checkpoint.isdigit():
+        rule = f"does not exist in {folder} (it may have been deleted by checkpoint.keep)"
+        raise ConfigError(f"checkpoint={checkpoint}", rule, f"use one of {' '.join(map(str, checkpoints))}, or initial")
     if found is None:
         raise ResumeError(f"run={folder}: {_missing_checkpoint_message(checkpoints, checkpoint, iteration)}")
     if iteration is not None and (damage := find_damage(found)) is not None:
@@ -554,5 +557,5 @@ def _missing_checkpoint_message(checkpoints: Mapping[int, Path], checkpoint: str
         return "there are no checkpoints, and only the initial weights can be used: checkpoint=initial"
     if iteration is None:
         return f"all of its checkpoints are damaged ({numbers}); only checkpoint=initial can be used"
-    which = f"checkpoint=best is iteration {iteration}, which" if checkpoint == "best" else f"checkpoint={checkpoint}"
+    which = f"checkpoint={checkpoint} is iteration {iteration}, which"
     return f"{which} does not exist (it may have been deleted by checkpoint.keep); use one of {numbers}, or initial"

@@ -12,7 +12,10 @@ _FONT = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|sf|it|tt)|mbox|boldsymbol|operatorname)\s*\{([^{}]*)\}"
 )
 _SPACING = re.compile(r"\\[,;:! ]|\\(?:quad|qquad|left|right|displaystyle)(?![A-Za-z])|\\[()\[\]]|\*\*|[~$]|\s+")
-_ANSWER = re.compile(r"(?:\b(?:answer|choice|option)\b|答案|选)\s*(?:is|was|为|是)?\s*[:\uff1a]?", re.IGNORECASE)
+_ANSWER = re.compile(
+    r"(?:\b(?:answer|choice|option)\b|答案|选|答え|解答|回答|정답)\s*(?:is|was|为|是|は|은|는)?\s*[:\uff1a]?",
+    re.IGNORECASE,
+)
 _SENTENCE_END = re.compile(r"\n|[.!](?=\s|$)|。")
 _SEPARATOR = r"\s*(?:[.,;:/|&、\u548c\u6216]|\band\b|\bor\b)+\s*(?:and\s+|or\s+)?"
 _LETTER = r"\(?[A-J]\)?(?![A-Za-z0-9'])"

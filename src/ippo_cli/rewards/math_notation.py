@@ -88,7 +88,8 @@ _ROOT = re.compile(r"([√∛∜])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0
 _ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
 _POWER = re.compile(r"[⁺⁻⁰¹²³⁴-⁹]+")
 _INDEX = re.compile(r"[₀-₉]+")
-_BESIDE_HAN = re.compile(r"(?<=[\u3400-\u9fff])(?=[!-~])|(?<=[!-~])(?=[\u3400-\u9fff])")
+_EAST_ASIAN = "[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"  # kana, Chinese characters, Hangul
+_BESIDE_EAST_ASIAN = re.compile(rf"(?<={_EAST_ASIAN})(?=[!-~])|(?<=[!-~])(?={_EAST_ASIAN})")
 _MARKED = re.compile(r"\$|\\boxed|\\\(|\\\[|\\begin")
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _FORMULA_COMMANDS = {"frac", "dfrac", "tfrac", "sqrt", "pi", "infty", "circ", "cdot", "times", "binom", "log", "ln"}
@@ -133,12 +134,14 @@ def mark_mathematics(text: str) -> str:
 
 
 def _rewrite_unicode(text: str) -> str:
-    """Write the signs of Unicode in LaTeX, and spaces between Chinese text and numbers."""
+    """Write the signs of Unicode in LaTeX, and spaces between Chinese, Japanese or Korean text and numbers."""
     text = _SIGN_DASH.sub("-", text)
     text = _ROOT.sub(lambda found: f"{_ROOTS[found[1]]}{{{found[2] or found[3] or found[4] or ''}}}", text)
     for pattern, mark in ((_POWER, "^"), (_INDEX, "_")):
         text = pattern.sub(lambda found, mark=mark: f"{mark}{{{unicodedata.normalize('NFKC', found[0])}}}", text)
-    text = _BESIDE_HAN.sub(" ", "".join(_SIGNS.get(character) or _rewrite_character(character) for character in text))
+    text = _BESIDE_EAST_ASIAN.sub(
+        " ", "".join(_SIGNS.get(character) or _rewrite_character(character) for character in text)
+    )
     return text.replace("\u2212", "-")
 
 

@@ -58,6 +58,7 @@ _NUMERAL_WITH_BASE = re.compile(r"([0-9A-Za-z]+)_\{?(?:\\text\{)?([0-9]+)\}*")
 _ALTERNATIVES = re.compile(r"\s*\$?-?[0-9][0-9./]*\$?(?:\s+or\s+\$?-?[0-9][0-9./]*\$?)+[\s.]*")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$")
 _DEGREES = re.compile(r"\^\s*\{?\\circ\s*\}?")
+_MEMBER_OF = re.compile(r"^(\s*\$?)\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")  # math-verify compares only that of responses
 _SPACING = re.compile(r"\\[!,;: ]|\\(?:dollar|quad)\b")
 
 
@@ -174,6 +175,7 @@ def parse_reference(text: str) -> ParsedAnswer:
     if quantity and quantity.units and not quantity.may_be_variable and not _has_unit(quantity, "percent"):
         answer = quantity.value
     answer = re.sub(r"(?<=[^\s.])\s*\.$", "", _without_currency(answer))
+    answer = _MEMBER_OF.sub(r"\1", answer)
     marked = any(mark in answer for mark in ("$", r"\boxed", r"\(", r"\["))
     if marked:
         found = _parse_response(answer)

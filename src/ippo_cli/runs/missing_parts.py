@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from ippo_cli.config.errors import ResumeError
@@ -41,7 +42,7 @@ def find_missing_parts(run: RunRecord) -> list[str]:
 
 
 def _missing_rows(run: RunRecord) -> Iterator[str]:
-    """Rows are complete lines: one for each iteration, and one for each evaluation before the first."""
+    """Rows are complete lines in the order of iterations: one for each, and one for an evaluation before the first."""
     iterations, evaluation = run.state.get("iterations"), run.state.get("evaluation")
     count = iterations if isinstance(iterations, int) else 0
     entries = evaluation.values() if isinstance(evaluation, dict) else ()
@@ -49,6 +50,11 @@ def _missing_rows(run: RunRecord) -> Iterator[str]:
     expected, present = count + has_initial, _count_lines(run.folder / "metrics.jsonl")
     if present < expected:
         yield f"metrics.jsonl has {present} of {expected} rows"
+    elif run.damaged_line is not None:
+        yield f"metrics.jsonl is damaged at line {run.damaged_line}"
+    rows = [row["iteration"] for row in run.metrics]
+    if repeated := [later for earlier, later in pairwise(rows) if later <= earlier]:
+        yield f"metrics.jsonl repeats iteration {repeated[0]:.0f}"
 
 
 def _count_lines(file: Path) -> int:

@@ -64,7 +64,7 @@ class CallHistory:
         except Exception as error:  # templates are code of the model, and messages those of the program
             reason = (str(error) or repr(error)).splitlines()[0]
             raise ValueError(f"the chat template rejects the messages: {reason}") from error
-        prompt_format.report_unread_keys(call.messages)
+        prompt_format.report_unread_keys(call.messages, call.tools)
         self._sequences.append(sequence)
         return sequence
 

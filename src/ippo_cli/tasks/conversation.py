@@ -29,12 +29,13 @@ from ippo_cli.tasks.prompt_bridges import (
 from ippo_cli.tasks.template_args import find_unread_keys, read_template_args
 from ippo_cli.tasks.tools.formats import ParsedResponse
 from ippo_cli.tasks.tools.load import load_agent_tools
-from ippo_cli.tasks.tools.prompts import ToolPrompts
+from ippo_cli.tasks.tools.prompts import ToolPrompts, shows_tools
 from ippo_cli.tasks.tools.tool import AgentTools, ToolResult, ToolResults
 from ippo_cli.types import Completion
 
 _log = logging.getLogger(__name__)
 
+TOOLS = "tools"
 SLACK = 16  # margin for tokens that a tokenizer adds to a text, such as a space before it
 
 PROBE_ANSWERS = ("Yes.", "<think>\nLet me see.\n</think>\n\nYes.")  # answers used to test a chat template
@@ -126,11 +127,18 @@ class PromptFormat:
         known = read_template_args(self.tokenizer) if args else None
         return [] if known is None else [name for name in args if name not in known]
 
-    def report_unread_keys(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Warn once of each key of messages that the chat template does not read."""
+    def report_unread_keys(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Warn once of each key of messages, and of tools of a program's call, that the chat template does not read."""
         for key in find_unread_keys(self.tokenizer, messages) - self._reported_keys:
             self._reported_keys.add(key)
             _log.warning("the chat template of %s's tokenizer does not read %s of messages", self.agent, key)
+        if tools and TOOLS not in self._reported_keys:
+            self._reported_keys.add(TOOLS)  # rendered once: all tools of a template are shown, or none
+            if not (self.uses_chat_template and shows_tools(self.tokenizer, list(tools), self.template_args)):
+                rule = "does not show the tools of calls: describe them in the messages"
+                _log.warning("the chat template of %s's tokenizer %s", self.agent, rule)
 
     def start_conversations(self, observations: Sequence[str]) -> list[Conversation]:
         """Start one conversation per observation."""

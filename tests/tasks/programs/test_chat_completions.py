@@ -58,6 +58,9 @@ def body(*messages: Any, **settings: Any) -> dict[str, Any]:
         ),
         ({"chat_template_kwargs": {"enable_thinking": False}, "parallel_tool_calls": True}, {}),
         ({"reasoning_effort": "low", "continue_final_message": False}, {}),
+        ({"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "stop_token_ids": []}, {}),
+        ({"presence_penalty": 0.5, "add_generation_prompt": True}, {"presence_penalty": 0.5}),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
         ({"stream": False, "stream_options": None, "stop": None, "seed": None, "tools": None}, {}),
     ],
 )

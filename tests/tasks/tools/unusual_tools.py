@@ -152,4 +152,5 @@ def make(kind: str):
     """
     values = {"deque": deque([1, 2]), "range": range(3), "keys": {"b": 1, "a": 2}.keys(), "enum": Color.RED}
     values |= {"decimal": Decimal("1.50"), "bytes": b"abc", "function": print, "class": Color, "iterator": count()}
+    values["keyed"] = {np.int64(3): [{Color.RED: 1}], datetime.date(2020, 1, 1): 2}
     return values[kind]

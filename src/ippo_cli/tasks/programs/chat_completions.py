@@ -45,6 +45,17 @@ ABOUT_REQUESTS = (
 )
 """Settings without an effect on the response. All others are reported: the configuration fixes how responses are
 sampled, since the policy is trained on the distribution that it samples from."""
+NEUTRAL = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "best_of": 1,
+    "stop_token_ids": [],
+    "bad_words": [],
+    "ignore_eos": False,
+    "echo": False,
+}
+"""Values that clients send for settings that are not used, and that no key of the configuration contradicts."""
 UNCONSTRAINED = {"tool_choice": ("auto", "none"), "response_format": ("text",), "parallel_tool_calls": (True,)}
 """Values without constraints on responses. Others have no effect, for the same reason: agent frameworks check responses
 themselves, and ask again."""
@@ -150,8 +161,10 @@ def find_ignored_settings(body: Mapping[str, Any], max_new_tokens: int | None = 
     ignored = {
         str(name): value
         for name, value in body.items()
-        if value is not None and name not in OBEYED and name not in ABOUT_REQUESTS
+        if value is not None and name not in OBEYED and name not in ABOUT_REQUESTS and NEUTRAL.get(name) != value
     }
+    if ignored.get("add_generation_prompt") is not bool(body.get("continue_final_message")):
+        ignored.pop("add_generation_prompt", None)  # a response is begun or continued, as it says
     for name, allowed in UNCONSTRAINED.items():
         kind = _kind(body.get(name))
         if kind is not None and kind not in allowed:

@@ -249,6 +249,8 @@ def _report_ignored(name: str, value: Any) -> None:
     if name not in _reported and len(_reported) < MAX_REPORTED:
         _reported.add(name)
         rule = "which has no effect: responses are sampled from the policy as configured"
+        if name in ("enable_thinking", "thinking"):
+            rule = "which has no effect: arguments of the chat template are keys of chat_template_kwargs"
         _log.warning("a program's request has %s=%s, %s", escape_controls(name[:40]), _shorten(value), rule)
 
 

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
 from dataclasses import fields, is_dataclass
+from datetime import date
 from enum import Enum, EnumType
 from functools import partial
 from itertools import islice
@@ -106,6 +107,11 @@ def _read_schema(function: Function, name: str, reference: str, setting: str) ->
     own: Any = getattr(function, "schema", None)
     try:
         if own is None:
+            parts = inspect.signature(function).parameters.values()
+            if any(part.kind in (part.VAR_POSITIONAL, part.VAR_KEYWORD) for part in parts):
+                raise TypeError(
+                    f"{name}{inspect.signature(function)} takes any number of arguments, and a call has names"
+                )
             from transformers.utils.chat_template_utils import get_json_schema
 
             schema = get_json_schema(function if inspect.isfunction(function) else _plain_function(function, name))
@@ -258,11 +264,26 @@ def format_result(result: Any) -> str:
     Raises `TypeError` for a value without a text of its own, such as a generator: its address would differ when an
     iteration is repeated.
     """
-    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=_to_json)
+    text = result if isinstance(result, str) else json.dumps(_plain_keys(result), ensure_ascii=False, default=_to_json)
     text = text.encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be tokenized
     if len(text) > MAX_RESULT_CHARACTERS:
         text = f"{text[:MAX_RESULT_CHARACTERS]}... ({len(text)} characters)"
     return text
+
+
+def _plain_keys(value: Any) -> Any:
+    """A value with keys of dicts that JSON has: numbers of numpy as numbers, values of Enums, dates as text."""
+    if isinstance(value, dict):
+        return {_plain_key(key): _plain_keys(part) for key, part in value.items()}
+    return [_plain_keys(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _plain_key(key: Any) -> Any:
+    if isinstance(key, Enum):
+        return key.value
+    if isinstance(key, date):
+        return str(key)
+    return key.item() if hasattr(key, "item") else key
 
 
 def _to_json(value: Any) -> Any:

@@ -51,7 +51,7 @@ class ToolPrompts:
         self.tools = tools
         self.uses_chat_template = uses_chat_template
         schemas = [dict(tool.schema) for tool in tools.tools]
-        self.template_has_tools = uses_chat_template and _shows_tools(tokenizer, schemas, template_args or {})
+        self.template_has_tools = uses_chat_template and shows_tools(tokenizer, schemas, template_args or {})
         self.schemas = schemas if self.template_has_tools else None  # for the chat template
         self.format = self._resolve_format()
         self._starts_in_thought = uses_chat_template and _opens_thought(tokenizer, self.schemas, template_args or {})
@@ -169,7 +169,7 @@ def _render_probe(
     )
 
 
-def _shows_tools(tokenizer: PreTrainedTokenizerBase, schemas: list[Any], template_args: Mapping[str, Any]) -> bool:
+def shows_tools(tokenizer: PreTrainedTokenizerBase, schemas: list[Any], template_args: Mapping[str, Any]) -> bool:
     """Whether a chat template renders tools. A template that raises on tools does not."""
     try:
         plain, with_tools = (_render_probe(tokenizer, tools, template_args) for tools in (None, schemas))
