@@ -187,6 +187,30 @@ def test_condition_needs_all_of_its_evidence(
     assert find(name, config, change) is None
 
 
+def value_metrics(value: float, target: float) -> dict[str, float]:
+    """Metrics of a critic whose squared error has a variance of the returns of 0.2, and its bias."""
+    loss = ((target - value) ** 2 + 0.2) / 2
+    return {"targets/value": value, "targets/return": target, "value/loss": loss, "value/explained_variance": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_found"),
+    [
+        (lambda n: 1e-8 * n, True),  # returns rise from 0.2 to 0.44
+        (lambda n: 0.3 + 1e-8 * n, False),  # near the returns
+        (lambda n: 0.005 * n, False),
+        (lambda n: 0.2 + 0.01 * n, False),
+        (lambda n: math.nan, False),
+    ],
+)
+def test_values_that_do_not_move_to_the_returns(value: Callable[[int], float], is_found: bool, config: Config) -> None:
+    found = find("explained_variance", config, lambda n: value_metrics(value(n), 0.2 + 0.01 * n))
+    assert isinstance(found, Finding) is is_found
+    if isinstance(found, Finding):
+        assert found.text == "values of solo are 0.000 after 24 iterations and returns 0.440"
+        assert found.overrides[0] == "critic.learning_rate=0.01"
+
+
 def test_adapter_that_adds_nothing(config: Config) -> None:
     found = find("policy_unchanged", config, lambda _: {}, unchanged_adapters=("solo",))
     assert isinstance(found, Finding)

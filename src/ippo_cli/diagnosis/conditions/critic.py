@@ -36,6 +36,8 @@ NO_VARIANCE, NEGATIVE_VARIANCE = 0.02, -0.1  # thresholds of explained variance
 FAR_CLIP_RANGES = 10  # initial value error, in value clip ranges
 REMAINING_SPREAD = 0.5  # of the standard deviation of the first scores
 BIASED = 0.5  # fraction of the squared value error that a constant shift of all values would remove
+UNMOVED = 0.1  # fraction of the distance to the mean return that values have covered, of a critic that does not learn
+UNMOVED_BIASED = 0.1  # as `BIASED`, for such a critic
 
 
 def find_far_values(observations: Observations) -> Outcome:
@@ -149,20 +151,22 @@ def _has_spread(rows: Sequence[Row], name: str) -> bool:
 def _is_biased(config: Config, rows: Sequence[Row], name: str) -> bool:
     """Whether a constant shift would remove half of the squared error, in each of the last iterations.
 
-    Values that are trained on resampled rows have the mean return of these rows, not of all.
+    A tenth is enough if the values have not moved since the first iteration. Values that are trained on resampled rows
+    have the mean return of these rows, not of all.
     """
     critic = config.task.agents[name].critic
     if config.algorithm.reweight.method is not Reweight.none or getattr(critic, "value_bins", None) is not None:
         return False  # the loss of bins is no squared error
-    shifts = [
-        (row.get(f"{name}/targets/return", math.nan) - row.get(f"{name}/targets/value", math.nan)) ** 2
-        for row in rows[-LAST_ROWS:]
-    ]
+    last, first_value = rows[-LAST_ROWS:], metric_value(rows[0], f"{name}/targets/value")
+    values, returns = ([metric_value(row, f"{name}/targets/{key}") for row in last] for key in ("value", "return"))
+    pairs = list(zip(values, returns, strict=True))
+    has_moved = any(abs(value - first_value) >= UNMOVED * abs(target - first_value) for value, target in pairs)
     learner = critic_by_agent(config).get(name, policy_by_agent(config)[name])
-    stds = [row.get(f"{learner}/value/return_std", 1.0) for row in rows[-LAST_ROWS:]]
-    squares = [(std * _value_error(config, [row], name)) ** 2 for std, row in zip(stds, rows[-LAST_ROWS:], strict=True)]
-    return len(shifts) == LAST_ROWS and all(
-        shift > BIASED * square > 0 for shift, square in zip(shifts, squares, strict=True)
+    stds = [row.get(f"{learner}/value/return_std", 1.0) for row in last]
+    squares = [(std * _value_error(config, [row], name)) ** 2 for std, row in zip(stds, last, strict=True)]
+    limit = BIASED if has_moved else UNMOVED_BIASED
+    return len(last) == LAST_ROWS and all(
+        (target - value) ** 2 > limit * square > 0 for (value, target), square in zip(pairs, squares, strict=True)
     )
 
 
