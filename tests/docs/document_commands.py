@@ -51,6 +51,8 @@ SKIPPED = (
     (r"jokes/bin", "needs pydantic-ai"),
     (r"^for peer", "needs environments of other projects"),
     (r"failing_runs\.py", "takes half an hour"),
+    (r"^ippo-train -m algorithm=ippo,ppo 'seed=range\(1,4\)'$", "trains the same jobs as a later command"),
+    (r"^ippo-train -m sweep=ppo_population algorithm=ppo$", "trains the same jobs as a later command"),
 )
 """What does not run here, and why: patterns of commands."""
 
@@ -76,7 +78,7 @@ SMALL_SWEEP = ("num_iterations=2", "evaluation.size=8", *SMALL_TINY)
 
 OMITTED = {
     "docs/memory.md": "task=gsm8k actor=full actor.model=FOLDER algorithm=ppo",
-    "docs/tasks.md": "task.train=train.jsonl task.eval=test.jsonl task.agents.solo.answer={answer}",
+    "docs/tasks.md": "task=jsonl task.train=train.jsonl task.eval=test.jsonl task.agents.solo.answer={answer}",
     "docs/rewards.md": "actor=full actor.model=PATH task.train=train.jsonl task.eval=test.jsonl",
     "docs/recipes.md": "actor.model=models/smollm2",
     "docs/tools.md": "actor=full task.eval=test.jsonl task.agents.solo.answer={answer}",
@@ -93,6 +95,7 @@ REPLACED: Mapping[str, Sequence[tuple[str, str]]] = {
     ),
     "docs/evaluation.md": (
         ("run=outputs/NAME/RUN exploitability", "run=outputs/game/RUN exploitability"),
+        (r"run=outputs/NAME/RUN (?=\w+=true \w+_reference=exact)", "run=outputs/short/RUN "),
         ("run=outputs/default/RUN task.eval", "run=outputs/rows/RUN task.eval"),
         ("outputs/NAME/RUN", "outputs/default/RUN"),
         ("checkpoint=80 attribution_baseline=40", "checkpoint=3 attribution_baseline=2"),
@@ -106,13 +109,14 @@ REPLACED: Mapping[str, Sequence[tuple[str, str]]] = {
     "docs/rewards.md": (("--layers 8", "--layers 1"),),
     "docs/sweeps.md": (
         (r" sweep\.(trials|members|generations)=\d+", ""),
-        (r"sweep=(optuna|ppo_learning_rates)", r"sweep=\1 sweep.trials=2"),
-        (r"sweep=ppo_population", "sweep=ppo_population sweep.members=2 sweep.generations=2"),
+        (r"sweep=(optuna|ppo_learning_rates)", r"sweep=\1 sweep.trials=2 sweep.startup_trials=1"),
+        # its largest mini-batch has 128 episodes
+        ("sweep=ppo_population", r"\g<0> sweep.members=2 sweep.generations=2 rollout.buffer_size=128"),
         (r"outputs/default/multirun-[\d-]+", "$(ls -d outputs/default/multirun-* | head -1)"),
     ),
 }
 """Values of commands that need another run, or take long: patterns and their replacements, by page."""
-LONG_SWEEPS = ((r"range\(1,4\)", "range(1,2)"), (r"\bseed=1,2\b", "seed=1"))
+LONG_SWEEPS = ((r"range\(1,4\)", "range(1,2)"), (r"\bseed=1,2\b", "seed=1"), (r"turn\*\]", "turn*,d*,h*,i*,m*,v*]"))
 
 FILES = {
     "my_env.py": "guess.py",
@@ -138,7 +142,11 @@ agents:
   even: {template: "{observation}>"}
   odd: {template: "{observation}<"}
 """,
-    "helpful.py": "def score(examples, responses):\n    return {'team': [float(len(t)) for t in responses['solo']]}\n",
+    "helpful.py": """
+def score(examples, responses):
+    (texts,) = responses.values()
+    return {"team": [float(len(text)) for text in texts]}
+""",
 }
 """Files that pages name and do not show."""
 
@@ -234,6 +242,8 @@ def complete(command: Command) -> str:
         return add_keys(text, SMALL_SWEEP)
     if not command.is_training:
         return text
+    if "critic=adapter" in text:
+        text = add_keys(text, ("critic.rank=8",))
     is_pretrained = re.search(r"actor=(full|lora)|actor\.model=", text)
     small = (*SMALL, *(SMALL_PRETRAINED if is_pretrained else SMALL_TINY))
     names = "|".join(re.escape(word.partition("=")[0]) for word in small)
@@ -435,7 +445,8 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "a": (),
     "b": ("seed=2",),
     "lora": ("actor=tiny_lora",),
-    "game": ("task=pennies.yaml", "rollout.max_new_tokens=2"),
+    "game": ("task=pennies.yaml", "rollout.max_new_tokens=1"),
+    "short": ("task=sorting_solo", "rollout.max_new_tokens=2"),
     "rows": ("task=jsonl", *DATA.split(), "task.agents.solo.answer={answer}"),
 }
 """Runs that pages name, with their overrides."""
