@@ -19,7 +19,7 @@ METRICS = {"Advantages": "targets/advantage/mean", "Objective": "low/policy/obje
 
 
 def test_page_has_an_example_of_each_door() -> None:
-    assert list(EXAMPLES) == ["Reward", "Advantages", "Objective", "Environment", "Callback"]
+    assert list(EXAMPLES) == ["Reward", "Advantages", "Objective", "Environment", "Engine", "Tracker"]
 
 
 @pytest.mark.slow

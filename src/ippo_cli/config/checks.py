@@ -19,6 +19,7 @@ from ippo_cli.config.critics import check_critics
 from ippo_cli.config.curriculum import check_curriculum
 from ippo_cli.config.data import check_data
 from ippo_cli.config.dynamic_sampling import check_refill
+from ippo_cli.config.engines import check_user_engine
 from ippo_cli.config.errors import Check, ConfigError, collect_errors, combine_errors
 from ippo_cli.config.evaluation_checks import check_patience, check_primary_metric
 from ippo_cli.config.faults import parse_fault
@@ -332,7 +333,7 @@ def _check_rollout(config: Config, world_size: int) -> None:
     _check_sampling("", rollout)  # the group first: values that agents inherit are reported under the group's key
     for name, agent in config.task.agents.items():
         _check_sampling(f"task.agents.{name}.", agent.rollout)
-    for error in check_vllm_rollout(config, world_size):
+    for error in (*check_vllm_rollout(config, world_size), *check_user_engine(config)):
         raise error
     if rollout.zero3_gather is Zero3Gather.layer and config.deepspeed.stage != 3:
         raise ConfigError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from ippo_cli.algorithms.user_advantages import UserEstimator, try_estimator
+from ippo_cli.algorithms.user_advantages import build_user_estimator, try_estimator
 from ippo_cli.algorithms.user_objectives import build_user_loss, try_loss
 from ippo_cli.config.batch_sizes import BatchSizes, compute_batch_sizes
 from ippo_cli.config.config_warnings import eval_size_warning
@@ -37,6 +37,7 @@ from ippo_cli.rewards.contract import (
     validate_reward_examples,
 )
 from ippo_cli.rewards.processors import check_processor_functions
+from ippo_cli.rollout.user_engine import try_engine
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.curriculum import build_curriculum
 from ippo_cli.tasks.schedule import ExampleSchedule
@@ -124,6 +125,7 @@ def prepare(
     check_user_methods(config)
     specs = read_model_specs(config, task, weights)
     check_engine_models(config, specs.shapes, device)
+    try_engine(config, specs.tokenizers)
     task, excluded = drop_too_long_rows(config, task, specs)
     batch_sizes = compute_batch_sizes(config, ranks, len(task.train))
     for line in excluded:
@@ -156,8 +158,7 @@ def prepare(
 
 def check_user_methods(config: Config) -> None:
     """Load and try the estimator and the loss of a user. Raises `ConfigError` before a model is read."""
-    if config.algorithm.advantage_function is not None:
-        estimator = UserEstimator(config.algorithm)
+    if (estimator := build_user_estimator(config.algorithm)) is not None:
         check_own_needs(config, estimator.setting, getattr(estimator.component, "needs", ()))
         try_estimator(estimator)
     if (loss := build_user_loss(config.algorithm)) is not None:

@@ -24,7 +24,7 @@ class ContinuationCost:
 def continuation_costs(config: Config, shapes: Mapping[str, AgentShapes]) -> dict[str, ContinuationCost | None]:
     """The costs by trained agent, None where the number of states has no known limit; empty without continuations."""
     count, size = config.algorithm.monte_carlo.continuations, config.rollout.buffer_size
-    if config.algorithm.advantage is not Advantage.monte_carlo or count is None:
+    if config.algorithm.estimator is not Advantage.monte_carlo or count is None:
         return {}
     prompts = size // config.rollout.num_generations
     tokens = {name: response_tokens(config, name, agent.length) for name, agent in shapes.items()}

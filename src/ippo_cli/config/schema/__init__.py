@@ -25,7 +25,6 @@ from ippo_cli.config.schema.actor import (
 )
 from ippo_cli.config.schema.agent import AgentConfig, AgentPromptConfig, PromptConfig, ToolsConfig, build_unset
 from ippo_cli.config.schema.algorithm import (
-    METHODS_GROUP,
     Advantage,
     AlgorithmConfig,
     BehaviorCorrectionConfig,
@@ -109,6 +108,7 @@ from ippo_cli.config.schema.reward import (
 )
 from ippo_cli.config.schema.rollout import (
     ContextMode,
+    EngineRolloutConfig,
     OpenAIServerConfig,
     OpenAIServerRolloutConfig,
     RolloutConfig,

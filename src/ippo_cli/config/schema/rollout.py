@@ -78,6 +78,11 @@ class RolloutConfig(SamplingConfig):
         return None
 
     @property
+    def user_engine(self) -> str | None:
+        """The code of a user's engine; None without one."""
+        return None
+
+    @property
     def gap_limit(self) -> float | None:
         """The bound on the difference of log-probabilities between sampler and model; None without engines."""
         return None
@@ -134,6 +139,25 @@ class VllmRolloutConfig(RolloutConfig):
     @property
     def engines(self) -> VllmConfig:
         return self.vllm
+
+    @property
+    def gap_limit(self) -> float | None:
+        return self.max_sampler_gap
+
+
+@option("rollout", "engine", generator="ippo_cli.rollout.user_engine:build_user_generator")
+@dataclass
+class EngineRolloutConfig(RolloutConfig):
+    """Responses of training are sampled by an engine of yours: `rollout=my.py:Engine`."""
+
+    engine: InEval[Name | None]  # path.py:name of a class; see docs/extend.md
+    engine_args: InEval[dict[str, Any]]  # values of its keys
+    max_sampler_gap: Changeable[Annotated[float, Range(0.0, open_low=True)] | None]
+    # bound on the mean |log p_train - log p_sampler| of an agent's tokens; above it the run ends; null = off
+
+    @property
+    def user_engine(self) -> str | None:
+        return self.engine
 
     @property
     def gap_limit(self) -> float | None:

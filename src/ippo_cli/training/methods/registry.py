@@ -25,7 +25,7 @@ ESTIMATORS = {
 
 def build_estimator(config: AlgorithmConfig) -> Estimator:
     """The estimator of `algorithm.advantage`."""
-    return _load(ESTIMATORS[config.advantage.value])(config)
+    return _load(ESTIMATORS[config.estimator.value])(config)
 
 
 def build_parts(config: AlgorithmConfig) -> list[TargetPart]:
