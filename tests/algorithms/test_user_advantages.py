@@ -137,7 +137,7 @@ def test_wrong_functions_are_refused(name: str, message: str, code: Path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["algorithm.advantage=function"], "algorithm.advantage=function is not known; use one of gae .* as path.py:name"),
+        (["algorithm.advantage=function"], "=function is not known; use one of gae .* as path.py:name"),
         (["algorithm.advantage=reward_to_og"], r"did you mean reward_to_go\? use one of"),
         (["algorithm.advantage_function=a.py:b"], "has no effect: advantage=gae calls no function"),
         (

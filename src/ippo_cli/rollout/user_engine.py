@@ -106,9 +106,8 @@ class UserEngine:
         results = self._call("generate", list(requests))
         if not isinstance(results, Sequence) or len(results) != len(requests):
             found = f"{len(results)} results" if isinstance(results, Sequence) else type(results).__name__
-            raise ConfigError(
-                self.setting, f"returned {found} for {len(requests)} requests", "return a list with one for each request"
-            )
+            rule = f"returned {found} for {len(requests)} requests"
+            raise ConfigError(self.setting, rule, "return a list with one for each request")
         return [self._read_result(request, result) for request, result in zip(requests, results, strict=True)]
 
     def abort(self) -> None:

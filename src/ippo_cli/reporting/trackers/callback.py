@@ -69,7 +69,7 @@ def load_callback(function: str) -> Any:
         check_call(found, setting, ("row",))
         return found
     try:
-        component = found()
+        component: Any = found()
     except Exception as error:
         raise ConfigError(setting, f"cannot be built ({format_user_error(error)})", "fix the class") from error
     if not hasattr(component, "log"):
