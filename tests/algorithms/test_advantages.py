@@ -67,7 +67,7 @@ def test_all_estimators_registered() -> None:
     names = {name.value: "math:hypot" if name is Advantage.function else name.value for name in Advantage}
     built = {name: build_estimator(replace(config, advantage=typed)) for name, typed in names.items()}
     assert {name: own.name for name, own in built.items()} == {name: name for name in ESTIMATORS}
-    assert [part.name for part in build_parts(config)] == ["cross_agent"]
+    assert [part.name for part in build_parts(config)] == ["whitening", "cross_agent", "disagreement"]
 
 
 @pytest.mark.parametrize(

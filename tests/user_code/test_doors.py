@@ -23,7 +23,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     info = tmp_path / "my_package_of_doors-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package_of_doors\nVersion: 1.0\n")
-    points = (f"[{group}]\nsoft_one = my_package_of_doors:one\nlost_one = my_package_of_doors:two\n" for group in GROUPS)
+    names = "soft_one = my_package_of_doors:one\nlost_one = my_package_of_doors:two\n"
+    points = (f"[{group}]\n{names}" for group in GROUPS)
     (info / "entry_points.txt").write_text("\n".join(points))
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -42,7 +43,7 @@ def test_entry_point_is_loaded(key: str) -> None:
 
 @pytest.mark.parametrize("key", DOORS)
 def test_wrong_name_gets_the_nearest(key: str) -> None:
-    with pytest.raises(ConfigError, match=r"=sof_one is not an entry point of ippo\.\w+; did you mean soft_one.*\? use"):
+    with pytest.raises(ConfigError, match=r"=sof_one is not an entry point of ippo\.\w+; did you mean soft_one"):
         load_function("sof_one", key)
     with pytest.raises(ConfigError, match=r"=lost_one cannot be imported \(.*two"):
         load_function("lost_one", key)

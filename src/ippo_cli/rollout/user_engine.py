@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.needs import Need, Taker, check_taker
-from ippo_cli.config.schema import Config, EngineRolloutConfig, RolloutConfig, SamplingConfig
+from ippo_cli.config.schema import Config, RolloutConfig, SamplingConfig
 from ippo_cli.config.served_agents import local_agents
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest, EngineResources
 from ippo_cli.rollout.engine_generator import EngineGenerator
@@ -63,8 +63,7 @@ class UserEngine:
     """
 
     def __init__(self, config: RolloutConfig, model: EngineModel) -> None:
-        self.setting = f"{KEY}={config.user_engine}"
-        self.component = load_engine(config)
+        self.setting, self.component = load_engine(config)
         self._model, self._version = model, 0
         self._waiting: deque[EngineRequest] = deque()
 
@@ -187,7 +186,7 @@ class UserEngineGenerator(EngineGenerator):
             self.user_engines.append(UserEngine(config, model))
             return self.user_engines[-1]
 
-        pushes = hasattr(load_engine(config), "update_weights")
+        pushes = hasattr(load_engine(config)[1], "update_weights")
         pool = EnginePool(make_engine, reuses=False)
         super().__init__(policies, config, sampling, poll, engines=pool, verify_every=0, pushes_weights=pushes)
 
@@ -251,15 +250,15 @@ def find_user_engines(generator: Any) -> list[UserEngine]:
     return [*getattr(generator, "user_engines", ()), *parts]
 
 
-def load_engine(config: RolloutConfig) -> Any:
-    """An instance of the user's engine. Raises `ConfigError`."""
-    assert isinstance(config, EngineRolloutConfig)
-    setting = f"{KEY}={config.engine}"
-    component = load_component(str(config.engine), KEY, config.engine_args)
+def load_engine(config: RolloutConfig) -> tuple[str, Any]:
+    """The setting that names a user's engine, and an instance of it. Raises `ConfigError`."""
+    assert config.user_engine is not None
+    code, args = config.user_engine
+    setting, component = f"{KEY}={code}", load_component(code, KEY, args)
     if not callable(getattr(component, "generate", None)):
         raise ConfigError(setting, "has no method generate(requests)", "write a class with this method")
     read_state(component, setting)
-    return component
+    return setting, component
 
 
 def try_engine(config: Config, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> None:

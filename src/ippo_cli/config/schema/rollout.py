@@ -78,8 +78,8 @@ class RolloutConfig(SamplingConfig):
         return None
 
     @property
-    def user_engine(self) -> str | None:
-        """The code of a user's engine; None without one."""
+    def user_engine(self) -> tuple[str, dict[str, Any]] | None:
+        """The code of a user's engine and the values of its keys; None without one."""
         return None
 
     @property
@@ -156,8 +156,8 @@ class EngineRolloutConfig(RolloutConfig):
     # bound on the mean |log p_train - log p_sampler| of an agent's tokens; above it the run ends; null = off
 
     @property
-    def user_engine(self) -> str | None:
-        return self.engine
+    def user_engine(self) -> tuple[str, dict[str, Any]] | None:
+        return None if self.engine is None else (self.engine, self.engine_args)
 
     @property
     def gap_limit(self) -> float | None:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.algorithms.estimator import Estimator, PenalizeTruncation
-from ippo_cli.algorithms.estimator import State as EstimatorState
-from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
+from ippo_cli.algorithms.estimator import Estimator, RowContext
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
 from ippo_cli.config.schema import Config, Truncation
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import segment_gae
@@ -147,15 +146,8 @@ class MonteCarloEstimator(Estimator):
 
     name = "monte_carlo"
 
-    def prepare(
-        self,
-        inputs: AdvantageInputs,
-        source: Source,
-        experience: Experience,
-        state: EstimatorState,
-        penalize: PenalizeTruncation,
-    ) -> AdvantageInputs:
-        if (found := experience.state_values.get(source.agent)) is None:
+    def prepare(self, inputs: AdvantageInputs, rows: RowContext) -> AdvantageInputs:
+        if (found := rows.experience.state_values.get(rows.source.agent)) is None:
             return inputs
         return replace(inputs, values=found.values, starts=found.starts)
 

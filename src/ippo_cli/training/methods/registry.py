@@ -29,10 +29,13 @@ def build_estimator(config: AlgorithmConfig) -> Estimator:
 
 
 def build_parts(config: AlgorithmConfig) -> list[TargetPart]:
-    """The other parts of targets that a configuration asks for."""
-    if config.cross_agent.capability_window is None:
-        return []
-    return [_load(f"{METHODS}.shared_rows:Capabilities")(config)]
+    """The other parts of targets that a configuration asks for, in their order."""
+    places = [
+        *([f"{METHODS}.whitening:Whitening"] if config.advantage_normalization else []),
+        *([] if config.cross_agent.capability_window is None else [f"{METHODS}.shared_rows:Capabilities"]),
+        f"{METHODS}.ensembles:Disagreement",
+    ]
+    return [_load(place)(config) for place in places]
 
 
 def _load(place: str) -> Any:

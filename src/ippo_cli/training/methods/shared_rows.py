@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.behavior import row_weights
-from ippo_cli.algorithms.estimator import PenalizeTruncation, State, TargetPart
+from ippo_cli.algorithms.estimator import RowContext, State, TargetPart
 from ippo_cli.algorithms.inputs import AdvantageInputs, Source
 from ippo_cli.config.errors import IppoError
 from ippo_cli.config.schema import AlgorithmConfig, Config
@@ -57,15 +57,8 @@ class Capabilities(TargetPart):
 
     name = "cross_agent"
 
-    def prepare(
-        self,
-        inputs: AdvantageInputs,
-        source: Source,
-        experience: Experience,
-        state: State,
-        penalize: PenalizeTruncation,
-    ) -> AdvantageInputs:
-        return replace(inputs, capability=capability_ratio(state, source.agent, source.author))
+    def prepare(self, inputs: AdvantageInputs, rows: RowContext) -> AdvantageInputs:
+        return replace(inputs, capability=capability_ratio(rows.state, rows.source.agent, rows.source.author))
 
     def weigh(self, advantages: Tensor, inputs: AdvantageInputs, source: Source) -> Tensor:
         return advantages / inputs.capability if source.is_shared else advantages  # abler agents count more

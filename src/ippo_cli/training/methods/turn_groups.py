@@ -10,9 +10,8 @@ import torch
 from torch.nn.functional import pad
 
 from ippo_cli.agents.team import Team
-from ippo_cli.algorithms.estimator import Estimator, PenalizeTruncation
-from ippo_cli.algorithms.estimator import State as EstimatorState
-from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
+from ippo_cli.algorithms.estimator import Estimator, RowContext
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
 from ippo_cli.config.schema import Config, FollowedCandidate
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import group_normalized
@@ -111,15 +110,8 @@ class TurnGroupEstimator(Estimator):
 
     name = "turn_group"
 
-    def prepare(
-        self,
-        inputs: AdvantageInputs,
-        source: Source,
-        experience: Experience,
-        state: EstimatorState,
-        penalize: PenalizeTruncation,
-    ) -> AdvantageInputs:
-        return replace(inputs, turn_groups=experience.turn_groups.get(source.agent))
+    def prepare(self, inputs: AdvantageInputs, rows: RowContext) -> AdvantageInputs:
+        return replace(inputs, turn_groups=rows.experience.turn_groups.get(rows.source.agent))
 
     def estimate_rows(self, inputs: AdvantageInputs) -> AdvantageOutputs:
         assert inputs.turn_groups is not None
