@@ -133,7 +133,7 @@ def tokenizers() -> dict[str, PreTrainedTokenizerFast]:
 
 
 def attempt(code: Path, name: str, tokenizers: dict[str, PreTrainedTokenizerFast], *keys: str) -> None:
-    try_engine(load_config([*normalize_arguments([f"rollout={code}:{name}"]), *keys]), tokenizers)
+    try_engine(load_config([*normalize_arguments([f"rollout={code}:{name}"]), *keys]), {}, tokenizers, "cpu")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Checks of `rollout=my.py:Engine`, before its code is loaded."""
+"""Checks of engines: those of each kind, and those of `rollout=my.py:Engine` before its code is loaded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ from collections.abc import Iterator
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, EngineRolloutConfig
+from ippo_cli.config.vllm import check_openai_server, check_vllm_rollout
+
+
+def check_engines(config: Config, world_size: int) -> Iterator[ConfigError]:
+    """Settings that the engines of a run do not support, or give another meaning."""
+    yield from check_vllm_rollout(config, world_size)
+    yield from check_user_engine(config)
+
+
+def check_servers(config: Config, *, training: bool) -> Iterator[ConfigError]:
+    """Servers of models that keep their weights."""
+    yield from check_openai_server(config, training=training)
 
 
 def check_user_engine(config: Config) -> Iterator[ConfigError]:

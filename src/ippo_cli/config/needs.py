@@ -24,7 +24,6 @@ from ippo_cli.config.schema import (
     UpdateOrder,
     WeightLevel,
 )
-from ippo_cli.config.vllm import collects_ahead
 
 
 class Need(str, Enum):
@@ -128,7 +127,7 @@ def _compare(claim: Claim, takers: Sequence[Taker]) -> Iterator[ConfigError]:
 
 def _list_takers(config: Config) -> Iterator[Taker]:
     team, rollout, task = config.team, config.rollout, config.task
-    if collects_ahead(config):
+    if rollout.collects_ahead:
         yield Taker(
             (Need.current_weights, Need.known_scores),
             "rollout.ahead=1",

@@ -16,6 +16,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.needs import Need, Taker, check_taker
 from ippo_cli.config.schema import Config, RolloutConfig, SamplingConfig
 from ippo_cli.config.served_agents import local_agents
+from ippo_cli.models.shape import ModelShape
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest, EngineResources
 from ippo_cli.rollout.engine_generator import EngineGenerator
 from ippo_cli.rollout.engine_pool import EnginePool
@@ -261,12 +262,12 @@ def load_engine(config: RolloutConfig) -> tuple[str, Any]:
     return setting, component
 
 
-def try_engine(config: Config, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> None:
+def try_engine(
+    config: Config, shapes: Mapping[str, ModelShape], tokenizers: Mapping[str, PreTrainedTokenizerBase], device: str
+) -> None:
     """Load the engine of `rollout.engine`, compare what it lacks with what the run needs, and let one without weights
     complete made-up prompts. Raises `ConfigError`.
     """
-    if config.rollout.user_engine is None:
-        return
     name = next(iter(local_agents(config)))
     length = 2 * MADE_UP_TOKENS
     model = EngineModel(
