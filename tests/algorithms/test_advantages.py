@@ -63,10 +63,11 @@ def rows(numbers: list[float]) -> torch.Tensor:
 
 def test_all_estimators_registered() -> None:
     cross_agent = replace(algorithm().cross_agent, capability_window=3)
-    config = algorithm(cross_agent=cross_agent, advantage_function="math:hypot")
-    built = {name: build_estimator(replace(config, advantage=name)) for name in Advantage}
-    assert {name.value: own.name for name, own in built.items()} == {name: name for name in ESTIMATORS}
-    assert [part.name for part in build_parts(config)] == ["cross_agent"]
+    config = algorithm(cross_agent=cross_agent)
+    names = {name.value: "math:hypot" if name is Advantage.function else name.value for name in Advantage}
+    built = {name: build_estimator(replace(config, advantage=typed)) for name, typed in names.items()}
+    assert {name: own.name for name, own in built.items()} == {name: name for name in ESTIMATORS}
+    assert [part.name for part in build_parts(config)] == ["whitening", "cross_agent", "disagreement"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ import torch
 
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
 from ippo_cli.algorithms.user_advantages import UserEstimator
+from ippo_cli.compose.former_keys import convert_config
 from ippo_cli.compose.load import load_config
+from ippo_cli.compose.path_keys import is_path_value
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Advantage, AlgorithmConfig
@@ -81,7 +83,7 @@ def inputs() -> AdvantageInputs:
 
 
 def estimate(code: Path, name: str, **changes: Any) -> AdvantageOutputs:
-    config = algorithm(advantage=Advantage.function, advantage_function=f"{code}:{name}", **changes)
+    config = algorithm(advantage=f"{code}:{name}", **changes)
     return build_estimator(config).estimate_rows(inputs())
 
 
@@ -129,17 +131,18 @@ def test_wrong_results_are_errors(name: str, message: str, code: Path):
 )
 def test_wrong_functions_are_refused(name: str, message: str, code: Path):
     with pytest.raises(ConfigError, match=message):
-        UserEstimator(algorithm(advantage=Advantage.function, advantage_function=f"{code}:{name}"))
+        UserEstimator(algorithm(advantage=f"{code}:{name}"))
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["algorithm.advantage=function"], "algorithm.advantage_function=null is needed by this algorithm"),
+        (["algorithm.advantage=function"], "=function is not known; use one of gae .* as path.py:name"),
+        (["algorithm.advantage=reward_to_og"], r"did you mean reward_to_go\? use one of"),
         (["algorithm.advantage_function=a.py:b"], "has no effect: advantage=gae calls no function"),
         (
-            ["algorithm.advantage=function", "algorithm.advantage_function=a.py:b", "critic=none"],
-            "algorithm.value_loss_coef=0.5 has no effect: advantage=function has no values",
+            ["algorithm.advantage=a.py:b", "critic=none"],
+            "algorithm.value_loss_coef=0.5 has no effect: advantage=a.py:b has no values",
         ),
     ],
 )
@@ -149,6 +152,15 @@ def test_keys_that_do_not_fit_are_refused(overrides: list[str], message: str):
 
 
 def test_keys_that_fit(code: Path):
-    named = ["algorithm.advantage=function", f"algorithm.advantage_function={code}:own_gae"]
+    named = [f"algorithm.advantage={code}:own_gae"]
     check_config(load_config(named), 1)
     check_config(load_config([*named, "algorithm=grpo", "critic=none", "rollout.num_generations=4"]), 1)
+
+
+def test_earlier_form_is_the_short_one(code: Path):
+    earlier = load_config(["algorithm.advantage=function", f"algorithm.advantage_function={code}:own_gae"])
+    assert earlier == load_config([f"algorithm.advantage={code}:own_gae"])
+    saved = {"algorithm": {"advantage": "function", "advantage_function": "a.py:b", "gamma": 1.0}}
+    assert convert_config(saved) == {"algorithm": {"advantage": "a.py:b", "advantage_function": None, "gamma": 1.0}}
+    assert is_path_value("algorithm.advantage", "a.py:b")
+    assert not is_path_value("algorithm.advantage", "gae")

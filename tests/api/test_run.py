@@ -92,11 +92,11 @@ def test_train_with_a_function_of_advantages_in_two_processes(tmp_path: Path):
         "    return (score - score.mean())[:, None] * inputs.mask\n"
     )
     keys = [*small([]), "algorithm=grpo", "critic=none", "rollout.num_generations=4", "evaluation.every=0"]
-    keys += ["algorithm.advantage=function", f"algorithm.advantage_function={code}:estimate"]
+    keys.append(f"algorithm.advantage={code}:estimate")
     rows = []
     for processes in (1, 2):
         run = ippo_cli.train(keys, {"launch.processes": processes}, num_iterations=1, output_dir=tmp_path)
-        assert (run.status, run.config["algorithm"]["advantage"]) == ("done", "function")
+        assert (run.status, run.config["algorithm"]["advantage"]) == ("done", f"{code}:estimate")
         rows.append(run.metrics[-1])
     for key, value in rows[0].items():
         if key.startswith(("low/targets", "low/policy/loss")):

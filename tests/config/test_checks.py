@@ -1403,7 +1403,7 @@ def test_algorithm_presets_pass_the_checks(name: str, config: Make) -> None:
     made = config((f"algorithm={name}", *([more[name]] if name in more else [])))
     check_config(made, 2)
     assert made.rollout.buffer_size == 512
-    assert (made.critic.kind.value == "none") != made.algorithm.advantage.needs_critic
+    assert (made.critic.kind.value == "none") != made.algorithm.estimator.needs_critic
     text = (config_dir() / "algorithm" / f"{name}.yaml").read_text()
     assert next(line for line in text.splitlines() if "@package" not in line).startswith("# ")
 

@@ -164,14 +164,17 @@ class Agent(SampledWeights):
 
     @torch.no_grad()
     def recompute_logprobs(self, rollout: Rollout) -> Rollout:
-        """The same responses with log-probabilities of the training forward; `behavior_logprobs` stay."""
+        """The same responses with log-probabilities of the training forward; `behavior_logprobs` stay, except NaN of
+        samplers that give none.
+        """
 
         def compute(rows: Rollout) -> tuple[Tensor]:
             with self.policy.engine.scoring():
                 return (self._logprobs(self.policy.engine, rows),)
 
         (logprobs,) = compute_on_group(self.group, rollout, compute)
-        return replace(rollout, logprobs=logprobs)
+        sampled = rollout.behavior_logprobs
+        return replace(rollout, logprobs=logprobs, behavior_logprobs=logprobs.where(sampled.isnan(), sampled))
 
     @torch.no_grad()
     def ref_logprobs(self, rollout: Rollout) -> Tensor:

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.config.schema import AlgorithmConfig
-from ippo_cli.types import Experience, Rollout
+from ippo_cli.types import Experience, Rollout, Targets
 
 State = Mapping[str, Any]
 """Values of JSON, equal on all ranks."""
 PenalizeTruncation = Callable[[Tensor, Rollout], Tensor]
 """Scores by turn `[B, K]` of a rollout, less the penalties of truncated responses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowContext:
+    """What an agent's rows belong to."""
+
+    source: Source
+    experience: Experience
+    state: State  # of the part that asks
+    penalize: PenalizeTruncation
+
+
+class CriticLimits(Protocol):
+    """Parts of the tokens that an agent's critics leave out, by their disagreement; None: all are trained on."""
+
+    mask_agreement: float | None
+    mask_entropy: float | None
 
 
 class TargetPart:
@@ -30,20 +48,23 @@ class TargetPart:
     def __init__(self, config: AlgorithmConfig) -> None:
         self.config = config
 
-    def prepare(
-        self,
-        inputs: AdvantageInputs,
-        source: Source,
-        experience: Experience,
-        state: State,
-        penalize: PenalizeTruncation,
-    ) -> AdvantageInputs:
+    def prepare(self, inputs: AdvantageInputs, rows: RowContext) -> AdvantageInputs:
         """The inputs of the estimator for an agent's rows, with what this part adds."""
         return inputs
 
-    def weigh(self, advantages: Tensor, inputs: AdvantageInputs, source: Source) -> Tensor:
-        """The whitened advantages of an agent's rows, weighted."""
+    def transform(
+        self, advantages: Mapping[Source, Tensor], masks: Mapping[Source, Tensor], actions: Mapping[Source, Tensor]
+    ) -> Mapping[Source, Tensor]:
+        """The advantages of all rows, changed together. `masks`, `actions`: the trained tokens, and one by action."""
         return advantages
+
+    def weigh(self, advantages: Tensor, inputs: AdvantageInputs, source: Source) -> Tensor:
+        """The transformed advantages of an agent's rows, weighted."""
+        return advantages
+
+    def complete(self, targets: Targets, agent: CriticLimits) -> Targets:
+        """The targets of an agent's rows, with what depends on all of them."""
+        return targets
 
     def metrics(self, state: State) -> dict[str, float]:
         """Metrics of an iteration from the state after it, by full name."""

@@ -1,4 +1,4 @@
-"""`algorithm.advantage=function`: advantages from a user's Python function."""
+"""`algorithm.advantage=path.py:name`: advantages from a user's Python function or class."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.nn.functional import pad
 from ippo_cli.algorithms.estimator import Estimator, State
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import METHODS_GROUP, AlgorithmConfig
+from ippo_cli.config.schema import Advantage, AlgorithmConfig
 from ippo_cli.engine import distributed
 from ippo_cli.types import Experience
 from ippo_cli.user_code.errors import format_user_error
 from ippo_cli.user_code.load import check_call, load_component, read_state
 from ippo_cli.user_code.part_names import part_name
 
-KEY = "algorithm.advantage_function"
+KEY = "algorithm.advantage"
 UserFunction = Callable[[AdvantageInputs, AlgorithmConfig], Any]
 """Takes the rows of all ranks; returns advantages `[B, R]`, or a pair of advantages and returns, both `[B, R]`.
 
@@ -31,15 +31,14 @@ UserFunction = Callable[[AdvantageInputs, AlgorithmConfig], Any]
 
 
 class UserEstimator(Estimator):
-    """`algorithm.advantage=function`: a function, or an instance of a class that may have keys and a state."""
+    """`algorithm.advantage=path.py:name`: a function, or an instance of a class that may have keys and a state."""
 
     name = "function"
 
     def __init__(self, config: AlgorithmConfig) -> None:
         super().__init__(config)
-        assert config.advantage_function is not None
-        self.setting = f"{KEY}={config.advantage_function}"
-        self.component = load_component(config.advantage_function, KEY, config.advantage_args, METHODS_GROUP)
+        self.setting = f"{KEY}={config.advantage}"
+        self.component = load_component(config.advantage, KEY, config.advantage_args)
         check_call(self.component, self.setting, ("inputs", "config"))
         self._first_state = read_state(self.component, self.setting)
 
@@ -80,6 +79,11 @@ class UserEstimator(Estimator):
 
     def metrics(self, state: State) -> dict[str, float]:
         return read_metrics(self.component, self.setting, "targets/advantage")
+
+
+def build_user_estimator(config: AlgorithmConfig) -> UserEstimator | None:
+    """The estimator of `algorithm.advantage`; None for one of this package."""
+    return UserEstimator(config) if config.estimator is Advantage.function else None
 
 
 def read_metrics(component: Any, setting: str, prefix: str) -> dict[str, float]:

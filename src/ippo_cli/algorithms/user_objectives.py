@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import METHODS_GROUP, AlgorithmConfig, has_own_loss
+from ippo_cli.config.schema import AlgorithmConfig, has_own_loss
 from ippo_cli.user_code.errors import format_user_error
 from ippo_cli.user_code.load import check_call, load_component, read_state
 from ippo_cli.user_code.part_names import part_name
@@ -30,7 +30,7 @@ class UserLoss:
 
     def __init__(self, config: AlgorithmConfig) -> None:
         self.setting = f"{KEY}={config.objective}"
-        self.component = load_component(config.objective, KEY, config.objective_args, METHODS_GROUP)
+        self.component = load_component(config.objective, KEY, config.objective_args)
         check_call(self.component, self.setting, PARAMETERS)
 
     def compute(

@@ -9,6 +9,7 @@ from typing import Any
 from ippo_cli.compose.path_keys import PATH_PATTERN, TEXT_KEYS, escape_interpolations, make_absolute
 from ippo_cli.config.commands import PATH_KEYS, expand_home, last_value, parse_path, quote_for_shell
 from ippo_cli.config.commands import quote_for_hydra as _literal
+from ippo_cli.config.doors import CODE_CHOICES, is_code
 from ippo_cli.config.errors import ConfigError, combine_errors
 from ippo_cli.config.marked_keys import is_mapping_key
 
@@ -39,6 +40,7 @@ def normalize_arguments(typed: Sequence[str]) -> list[str]:
     """
     _check_shell_splits(typed)
     _check_one_experiment(typed)
+    typed = [part for text in typed for part in _expand_code(text)]
     remaining, folders = _split_config_dirs([text for text in typed if not text.startswith(LAUNCHER_FLAGS)])
     resumed = last_value(remaining, "resume") not in (None, "never", "auto", "must")  # may be the folder of a sweep
     sweeps = resumed or bool({*SWEEP_FLAGS, SWEEP_MODE} & {*remaining})
@@ -64,6 +66,30 @@ def normalize_arguments(typed: Sequence[str]) -> list[str]:
         if sweeps and overrides[-1] != text and "," in _strip_quoted(text.partition("=")[2]):
             _check_one_value(text)
     return [*flags, *map(_expand_agent_kind, _create_agents(merge_search_paths(overrides, folders)))]
+
+
+def _expand_code(text: str) -> list[str]:
+    """Expand `rollout=my.py:Engine` to `rollout=engine rollout.engine=my.py:Engine`, and code in a list of trackers."""
+    group, _, value = text.partition("=")
+    if group not in CODE_CHOICES:
+        return [text]
+    key, door = CODE_CHOICES[group]
+    is_list = group == "tracker" and re.fullmatch(r"\[.*\]", value) is not None
+    names = [part.strip().strip("'\"") for part in (value[1:-1] if is_list else value).split(",")]
+    code = [name for name in names if not _is_option(group, name) and is_code(door.group, name)]
+    if not code or (not is_list and len(code) < len(names)):
+        return [text]
+    if is_list and len(code) > 1:
+        raise ConfigError(text, "has several trackers of yours", "write one that calls the others")
+    others = [name for name in names if name not in code]
+    return [f"{group}=[{','.join(others)}]" if others else f"{group}={door.option}", f"{key}={','.join(code)}"]
+
+
+def _is_option(group: str, name: str) -> bool:
+    """Whether an option of this program has this name."""
+    from ippo_cli.compose.load import config_dir
+
+    return (config_dir() / group / f"{name}.yaml").is_file()
 
 
 def _check_one_experiment(typed: Sequence[str]) -> None:

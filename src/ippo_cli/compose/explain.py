@@ -21,6 +21,7 @@ from ippo_cli.compose.searchpath import search_path_entries, user_option_files
 from ippo_cli.compose.validate import LIST_RULE, Mistake, kind_rule, sort_keys, value_rule
 from ippo_cli.compose.yaml_source import shorten_path
 from ippo_cli.config.commands import expand_home
+from ippo_cli.config.doors import CODE_CHOICES, find_entry_points
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.leaves import iter_leaves
 from ippo_cli.config.schema import OPTIONS, Composition
@@ -280,6 +281,8 @@ def _explain_choice(
     for ending in YAML_FILES:
         if (file := expand_home(f"{option}{ending}")).is_file():
             return ConfigError(text, "is an unknown option", f"did you mean {group}={option}{ending}?")
+    if group in CODE_CHOICES:
+        options = [*options, *find_entry_points(CODE_CHOICES[group][1].group)]
     own_file = "" if "/" in option else f"; choose your own file by its path: {group}=path/to/{option}.yaml"
     return ConfigError(text, "is an unknown option", _choose_option_hint(option, options) + own_file)
 

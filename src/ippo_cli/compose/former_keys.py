@@ -84,7 +84,15 @@ def convert_config(plain: Mapping[str, Any]) -> dict[str, Any]:
     for key in _removed_keys():
         *groups, leaf = key.split(".")
         _dict_at(renamed, groups).pop(leaf, None)
+    shorten_advantage(renamed)
     return renamed
+
+
+def shorten_advantage(plain: Mapping[str, Any]) -> None:
+    """Replace `advantage=function advantage_function=X` by `advantage=X`, in place."""
+    algorithm = _dict_at(plain, ["algorithm"])
+    if algorithm.get("advantage") == "function" and isinstance(algorithm.get("advantage_function"), str):
+        algorithm |= {"advantage": algorithm["advantage_function"], "advantage_function": None}
 
 
 def _containers(plain: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:

@@ -19,15 +19,16 @@ CODE_KEYS = (
     "task.environment",
     "task.program",
     "tracker.callback",
+    "rollout.engine",
     "_function",
 )  # path.py:name
 PATH_PATTERN = re.compile(
-    r"\+{0,2}(algorithm\.(advantage_function|objective)|task\.(train|eval)|reward\.(parts\.\w+\.)?(function|processor)|task\.(protocol|environment|program)"
-    r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer|tools)|tracker\.callback"
+    r"\+{0,2}(algorithm\.(advantage|advantage_function|objective)|task\.(train|eval)|reward\.(parts\.\w+\.)?(function|processor)|task\.(protocol|environment|program)"
+    r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer|tools)|tracker\.callback|rollout\.engine"
     r"|(task\.agents\.\w+\.)?(actor\.(model|adapter|reference|tokenizer|chat_template)|critic\.(model|warm_start)))"
 )
 MAYBE_CODE_KEYS = re.compile(
-    r".*\.(filter|map|template|turn_template|answer|warm_start_answer|processor|objective)"
+    r".*\.(filter|map|template|turn_template|answer|warm_start_answer|processor|objective|advantage)"
 )  # or text
 TEXT_KEYS = re.compile(
     r"\+{0,2}(task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer|system)"

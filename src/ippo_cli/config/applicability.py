@@ -67,20 +67,20 @@ def _check_steps(config: Config) -> Iterator[ConfigError]:
 
 
 def _check_critic(config: Config) -> None:
-    advantage = config.algorithm.advantage
+    advantage = config.algorithm.estimator
     for name, agent in local_agents(config).items():
         critic = agent.critic.kind
         setting = f"{'' if critic is config.critic.kind else f'task.agents.{name}.'}critic={critic.value}"
         if advantage.needs_critic and critic is CriticKind.none:
             raise ConfigError(
                 setting,
-                f"has no values, which algorithm.advantage={advantage.value} needs",
+                f"has no values, which algorithm.advantage={config.algorithm.advantage} needs",
                 "use critic=separate or critic=value_head, or an algorithm without a critic, such as algorithm=grpo",
             )
         if not advantage.allows_critic and critic is not CriticKind.none:
             raise ConfigError(
                 setting,
-                f"trains values that algorithm.advantage={advantage.value} does not use",
+                f"trains values that algorithm.advantage={config.algorithm.advantage} does not use",
                 "use critic=none, or an algorithm with a critic, such as algorithm=ppo",
             )
         if config.algorithm.needs_centralized_critic and critic not in (CriticKind.centralized, CriticKind.none):
@@ -139,7 +139,7 @@ OBJECTIVE_KEYS = ("trust_region", "clip_range_low", "clip_range_high", "dual_cli
 
 def _has_values(config: Config) -> bool:
     """Whether the estimator has values of a critic."""
-    advantage, critics = config.algorithm.advantage, [agent.critic.kind for agent in config.task.agents.values()]
+    advantage, critics = config.algorithm.estimator, [agent.critic.kind for agent in config.task.agents.values()]
     return advantage.needs_critic or (advantage.allows_critic and any(kind is not CriticKind.none for kind in critics))
 
 
@@ -150,25 +150,25 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     key is required.
     """
     algorithm = config.algorithm
-    advantage = algorithm.advantage.value
-    scored = None if algorithm.advantage.is_per_action else f"advantage={advantage} gives one advantage per response"
+    advantage = algorithm.advantage
+    scored = None if algorithm.estimator.is_per_action else f"advantage={advantage} gives one advantage per response"
     untrained = None
-    if algorithm.advantage is Advantage.none:
+    if algorithm.estimator is Advantage.none:
         scored = untrained = "advantage=none has no advantages"
     valued = None if _has_values(config) else f"advantage={advantage} has no values"
-    is_turn_group = algorithm.advantage is Advantage.turn_group
+    is_turn_group = algorithm.estimator is Advantage.turn_group
     ungrouped = None if is_turn_group else f"advantage={advantage} has no groups of turns"
     grouped = (
         None
-        if is_turn_group or algorithm.advantage is Advantage.group
+        if is_turn_group or algorithm.estimator is Advantage.group
         else f"advantage={advantage} has no standard deviation"
     )
-    is_function = algorithm.advantage is Advantage.function
-    pooled_by_user = "advantage=function gets the values of tokens" if is_function else None
+    is_function = algorithm.estimator is Advantage.function
+    pooled_by_user = f"advantage={advantage} gets the values of tokens" if is_function else None
     turned = valued or pooled_by_user or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
     objective, region = algorithm.objective, algorithm.trust_region
     is_own_loss = has_own_loss(objective)
-    is_role = algorithm.advantage is Advantage.role_baseline
+    is_role = algorithm.estimator is Advantage.role_baseline
     unaveraged = None if is_role else f"advantage={advantage} has no baseline of roles"
     clipped = "objective=on_policy has no ratio" if objective == Objective.on_policy else None
     by_token, by_ratio = algorithm.ratio_level is RatioLevel.token, region is TrustRegion.ratio
@@ -181,7 +181,7 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     dual = dual or ("clip_level=token limits the ratio" if algorithm.clip_level is ClipLevel.token else None)
     capped = clipped or ("trust_region=ratio limits the ratio" if by_ratio else None)
     level_reason = only_clip or ("ratio_level=token pools no ratios" if by_token else None)
-    is_sampled = algorithm.advantage is Advantage.monte_carlo
+    is_sampled = algorithm.estimator is Advantage.monte_carlo
     segmented = "monte_carlo.states sets the segments that share an advantage" if is_sampled else None
     unsampled = placed = None if is_sampled else f"advantage={advantage} samples no continuations"
     if is_sampled and algorithm.monte_carlo.states is not ValueStates.tokens:
@@ -204,16 +204,16 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     cross_agent = algorithm.cross_agent
     unshared = None if config.team.share_rollouts else "team.share_rollouts=false has no responses of other agents"
     unscaled = unshared or (None if cross_agent.exponent is not None else "cross_agent.exponent=null sets no weights")
-    is_group = algorithm.advantage is Advantage.group
+    is_group = algorithm.estimator is Advantage.group
     unmeasured = unshared or (None if is_group else f"advantage={advantage} does not weigh scores by their authors")
     uncorrected = None if level is not WeightLevel.none else "behavior_correction.level=none has no weights"
-    normalized = algorithm.advantage_normalization or algorithm.advantage is Advantage.group
+    normalized = algorithm.advantage_normalization or algorithm.estimator is Advantage.group
     alone = None if normalized else f"advantage={advantage} without advantage_normalization normalises nothing"
     trained = [name for name, agent in config.task.agents.items() if not agent.frozen]
     alone = alone or (None if len(trained) > 1 else "the run trains one agent")
     unnamed = None if is_function else f"advantage={advantage} calls no function"
     rows: list[tuple[str, Any, str | None, str | None]] = [
-        ("advantage_function", None, unnamed, "algorithm.advantage_function=path.py:function"),
+        ("advantage_function", None, unnamed, None),
         ("advantage_args", {}, unnamed, None),
         ("objective_args", {}, None if is_own_loss else "only a loss of path.py:name has keys", None),
         ("credit", Credit.token, scored or segmented, None),
@@ -274,7 +274,7 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
 def _check_buffer_requirements(config: Config) -> Iterator[ConfigError]:
     """Requirements of an algorithm on the buffer, its scores and its sampler."""
     algorithm, rollout, reward = config.algorithm, config.rollout, config.reward
-    advantage, correction = algorithm.advantage, algorithm.behavior_correction
+    advantage, correction = algorithm.estimator, algorithm.behavior_correction
     several = advantage.needs_group or algorithm.reweight.method is not Reweight.none
     if several and rollout.num_generations < 2:
         setting = (
@@ -353,20 +353,20 @@ def _check_filtered_weights(config: Config) -> Iterator[ConfigError]:
 def _check_terms(config: Config) -> Iterator[ConfigError]:
     """Without advantages, another term of the loss has to train the policy, and its teacher is another policy."""
     algorithm = config.algorithm
-    if algorithm.advantage is Advantage.none and not (algorithm.kl.loss.coef or algorithm.positive_nll.coef):
+    if algorithm.estimator is Advantage.none and not (algorithm.kl.loss.coef or algorithm.positive_nll.coef):
         yield ConfigError(
             "algorithm.advantage=none",
             "leaves the policy without a loss",
             "set algorithm.kl.loss.coef, for the KL to actor.reference, or algorithm.positive_nll.coef",
         )
-    if algorithm.advantage is Advantage.none and algorithm.objective != Objective.on_policy:
+    if algorithm.estimator is Advantage.none and algorithm.objective != Objective.on_policy:
         yield ConfigError(
             f"algorithm.objective={algorithm.objective}",
             "has no effect: advantage=none has no advantages",
             "use on_policy",
         )
     steps = max((policy_steps(config, agent) for agent in local_agents(config).values() if not agent.frozen), default=1)
-    if algorithm.advantage is Advantage.none and algorithm.kl.loss.coef and algorithm.kl.loss.estimator != "full":
+    if algorithm.estimator is Advantage.none and algorithm.kl.loss.coef and algorithm.kl.loss.estimator != "full":
         stale = f"a buffer has {steps} optimizer steps" if steps > 1 else "rollout.ahead=1 samples with earlier weights"
         if steps > 1 or getattr(config.rollout, "ahead", 0):
             yield ConfigError(
@@ -379,7 +379,7 @@ def _check_terms(config: Config) -> Iterator[ConfigError]:
                     else ", or rollout.ahead=0"
                 ),
             )
-    if algorithm.advantage is Advantage.none and algorithm.kl.loss.coef and not algorithm.positive_nll.coef:
+    if algorithm.estimator is Advantage.none and algorithm.kl.loss.coef and not algorithm.positive_nll.coef:
         for name, agent in local_agents(config).items():
             if not agent.frozen and is_default_reference(agent.actor):
                 yield ConfigError(

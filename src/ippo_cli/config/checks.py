@@ -16,56 +16,30 @@ from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit
 from ippo_cli.config.critic_fitting import check_critic_mode
 from ippo_cli.config.critics import check_critics
-from ippo_cli.config.curriculum import check_curriculum
-from ippo_cli.config.data import check_data
-from ippo_cli.config.dynamic_sampling import check_refill
+from ippo_cli.config.engines import check_engines, check_servers
 from ippo_cli.config.errors import Check, ConfigError, collect_errors, combine_errors
 from ippo_cli.config.evaluation_checks import check_patience, check_primary_metric
 from ippo_cli.config.faults import parse_fault
 from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
+from ippo_cli.config.method_checks import METHOD_RULES
 from ippo_cli.config.model_args import check_model_args
-from ippo_cli.config.needs import check_needs
 from ippo_cli.config.placement_checks import check_placement
-from ippo_cli.config.programs import check_program
-from ippo_cli.config.python_names import missing_name_message
 from ippo_cli.config.references import check_references
 from ippo_cli.config.rewards import check_rewards
 from ippo_cli.config.schema import (
-    PROTOCOLS,
     Config,
-    ContextMode,
-    ConversationConfig,
-    DataConfig,
-    EnvironmentTaskConfig,
-    GymnasiumConfig,
-    LadderConfig,
     LoraActorConfig,
-    PettingzooConfig,
-    ProgramConfig,
-    RelayConfig,
     SamplingConfig,
     SeparateCriticConfig,
-    SignallingConfig,
-    SortingConfig,
-    TaskConfig,
     TinyActorConfig,
     Zero3Gather,
 )
 from ippo_cli.config.served_agents import check_served_agents
-from ippo_cli.config.shared_rollouts import check_shared_rollouts
+from ippo_cli.config.task_checks import check_task, check_turns
 from ippo_cli.config.teams import check_team
 from ippo_cli.config.time_limit import check_deadline
 from ippo_cli.config.tools import check_tools
-from ippo_cli.config.turn_groups import check_turn_groups
-from ippo_cli.config.vllm import check_ahead, check_openai_server, check_vllm_rollout
-
-# Keys that name an environment, with an example.
-WORLD_NAMES = {
-    "env_id": "FrozenLake-v1 (gymnasium) or classic/tictactoe_v3 (pettingzoo)",
-    "dataset": "chain_sum",
-    "environment": "my_env.py:make",
-}
 
 
 def check_config(config: Config, world_size: int, *, training: bool = True) -> None:
@@ -73,27 +47,16 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
     rules: list[Check] = [
         *(partial(rule, config) for rule in RUN_RULES),
         *(partial(check_agent, config, name, agent) for name, agent in config.task.agents.items()),
-        partial(_check_task, config.task, training=training),
+        partial(check_task, config.task, training=training),
         partial(check_team, config),
         *([partial(check_learning_order, config)] if training else []),
-        partial(_check_turns, config),
+        partial(check_turns, config),
         partial(check_tools, config),
         partial(_check_buffer, config, world_size),
         partial(_check_rollout, config, world_size),
-        partial(check_openai_server, config, training=training),
+        partial(check_servers, config, training=training),
         partial(check_served_agents, config, training=training),
-        *(
-            [
-                partial(check_ahead, config),
-                partial(check_refill, config),
-                partial(check_curriculum, config),
-                partial(check_turn_groups, config),
-                partial(check_shared_rollouts, config),
-                partial(check_needs, config),
-            ]
-            if training
-            else []
-        ),
+        *([partial(rule, config) for rule in METHOD_RULES] if training else []),
         *(partial(rule, config) for rule in ALGORITHM_RULES),
         partial(check_critics, config),
         partial(_check_deepspeed, config),
@@ -208,108 +171,6 @@ RUN_RULES = (
 )
 
 
-def _check_task(task: TaskConfig, *, training: bool) -> Iterator[ConfigError]:
-    if isinstance(task, SortingConfig) and task.length > len(set(task.alphabet)):
-        raise ConfigError(
-            f"task.length={task.length}",
-            f"is more than the {len(set(task.alphabet))} letters of task.alphabet",
-            "shorten it, or lengthen task.alphabet",
-        )
-    if isinstance(task, RelayConfig | LadderConfig) and len(set(task.alphabet)) < 2:
-        raise ConfigError(f"task.alphabet={task.alphabet}", "has fewer than two letters", "use more of them")
-    if isinstance(task, LadderConfig) and task.strides >= len(set(task.alphabet)):
-        raise ConfigError(
-            f"task.strides={task.strides}",
-            f"must be less than the {len(set(task.alphabet))} letters of task.alphabet",
-            f"use at most {len(set(task.alphabet)) - 1}",
-        )
-    if isinstance(task, SignallingConfig):
-        yield from _check_signalling(task)
-    if isinstance(task, DataConfig):
-        check_data(task, training=training)
-
-
-def _check_signalling(task: SignallingConfig) -> Iterator[ConfigError]:
-    signals, messages = len(set(task.signals)), len(set(task.symbols)) ** task.message_length
-    if signals < 2:
-        yield ConfigError(f"task.signals={task.signals}", "has only one signal", "use at least two characters")
-    if messages < signals:
-        yield ConfigError(
-            f"task.symbols={task.symbols} task.message_length={task.message_length}",
-            f"make {messages} messages, fewer than the {signals} signals",
-            "use more symbols, or longer messages",
-        )
-    for key in ("train_size", "eval_size"):
-        if getattr(task, key) < signals:
-            yield ConfigError(
-                f"task.{key}={getattr(task, key)}",
-                f"is less than the {signals} signals",
-                f"use at least {signals}",
-            )
-
-
-def _check_turns(config: Config) -> None:
-    task, history = config.task, config.rollout.context
-    if isinstance(task, EnvironmentTaskConfig):
-        _check_world(task, history)
-        return
-    if isinstance(task, ProgramConfig):
-        check_program(config, task)
-        return
-    assert isinstance(task, ConversationConfig)
-    if task.protocol.endswith(".py"):
-        raise ConfigError(*missing_name_message("task.protocol", task.protocol))
-    if task.protocol not in PROTOCOLS and not re.fullmatch(r"[^:]+\.py:[A-Za-z_]\w*", task.protocol):
-        raise ConfigError(
-            f"task.protocol={task.protocol}",
-            "is not known",
-            f"use {', '.join(PROTOCOLS)}, or your own protocol as path.py:Name",
-        )
-    if task.protocol == "sequential" and task.num_turns > 1:
-        raise ConfigError(
-            f"task.num_turns={task.num_turns}",
-            "is more than the one turn of each agent in task.protocol=sequential",
-            "use task.protocol=dialogue, in which agents answer each other for any number of turns",
-        )
-    if task.protocol == "calls" and len(task.agents) == 1:
-        raise ConfigError("task.protocol=calls", "calls other agents, and there is one", "use task.protocol=dialogue")
-    if task.protocol == "calls" and task.num_turns == 1:
-        raise ConfigError("task.num_turns=1", "leaves no call: a reply is read in the next turn", "use 2 or more")
-    if not task.has_one_message_per_agent:
-        return
-    for name, agent in task.agents.items():
-        if agent.turn_template is not None:
-            raise ConfigError(
-                f"task.agents.{name}.turn_template={agent.turn_template!r}",
-                f"is used from the second turn on, and task.protocol={task.protocol} task.num_turns=1 have one turn",
-                "set it to null, or use task.protocol=dialogue task.num_turns=2",
-            )
-    if history is not ContextMode.append and task.is_one_turn_per_agent:
-        raise ConfigError(
-            f"rollout.context={history.value}",
-            f"has no effect: task.protocol={task.protocol} task.num_turns=1 have no later turns",
-            "use rollout.context=append",
-        )
-
-
-def _check_world(task: EnvironmentTaskConfig, history: ContextMode) -> None:
-    for key, example in WORLD_NAMES.items():
-        if hasattr(task, key) and getattr(task, key) is None:
-            raise ConfigError(f"task.{key}=null", "names no environment", f"set it, for example task.{key}={example}")
-    # Tasks with the preset rollout.context=last_only keep it with one turn.
-    at_rest = (
-        ContextMode.append,
-        *((ContextMode.last_only,) if isinstance(task, GymnasiumConfig | PettingzooConfig) else ()),
-    )
-    for key in ("max_turns", "num_turns", "num_rungs"):
-        if getattr(task, key, None) == 1 and history not in at_rest:
-            raise ConfigError(
-                f"rollout.context={history.value}",
-                f"has no effect: task.kind={task.kind} task.{key}=1 has no later turns",
-                "use rollout.context=append",
-            )
-
-
 def _check_buffer(config: Config, world_size: int) -> None:
     rollout = config.rollout
     size = rollout.buffer_size
@@ -332,7 +193,7 @@ def _check_rollout(config: Config, world_size: int) -> None:
     _check_sampling("", rollout)  # the group first: values that agents inherit are reported under the group's key
     for name, agent in config.task.agents.items():
         _check_sampling(f"task.agents.{name}.", agent.rollout)
-    for error in check_vllm_rollout(config, world_size):
+    for error in check_engines(config, world_size):
         raise error
     if rollout.zero3_gather is Zero3Gather.layer and config.deepspeed.stage != 3:
         raise ConfigError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Annotated, Any, Protocol, get_type_hints
 
+from ippo_cli.config.doors import DOORS, find_entry_points, unknown_name_remedy
 from ippo_cli.config.marks import Mark, find_metadata
 
 
@@ -82,7 +82,7 @@ class OneOfOrCode:
     """Allowed strings, a user's `path.py:name` or `module:name`, or a name of an installed package's entry point."""
 
     choices: tuple[str, ...]
-    group: str  # of entry points
+    key: str  # of `DOORS`
 
     def __str__(self) -> str:
         return ""
@@ -90,18 +90,10 @@ class OneOfOrCode:
     def violation(self, value: Any) -> tuple[str, str] | None:
         if value in self.choices or ":" in str(value):
             return None
-        installed = installed_names(self.group)
-        others = "".join(f" {name}" for name in installed)
-        return (
-            None
-            if value in installed
-            else ("is not known", f"use one of {' '.join(self.choices)}{others}, or your own as path.py:name")
-        )
-
-
-def installed_names(group: str) -> list[str]:
-    """The names of a group of entry points of installed packages."""
-    return sorted({point.name for point in entry_points(group=group)})
+        group = DOORS[self.key].group
+        if value in find_entry_points(group):
+            return None
+        return "is not known", unknown_name_remedy(group, str(value), self.choices)
 
 
 @dataclass(frozen=True)

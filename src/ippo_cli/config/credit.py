@@ -69,7 +69,7 @@ def check_credit(config: Config) -> None:
             f"compares the rows of a batch, and {credit_setting} scores additional episodes separately",
             "set it to false, or reward.credit_assignment=none reward.measure_credit_every=0",
         )
-    if method is not CreditAssignment.none and config.algorithm.advantage is Advantage.greedy_baseline:
+    if method is not CreditAssignment.none and config.algorithm.estimator is Advantage.greedy_baseline:
         raise ConfigError(
             setting,
             "subtracts a baseline, and algorithm.advantage=greedy_baseline compares with the scores of greedy "
@@ -141,9 +141,9 @@ def _check_alternatives(config: Config) -> Iterator[ConfigError]:
                 f"reward.credit_turns={reward.credit_turns}", "has no effect: every agent has one turn", "use null"
             )
         return
-    if algorithm.advantage not in TURN_ADVANTAGES:
+    if algorithm.estimator not in TURN_ADVANTAGES:
         yield ConfigError(
-            f"{setting} algorithm.advantage={algorithm.advantage.value}",
+            f"{setting} algorithm.advantage={algorithm.advantage}",
             "is a credit for each turn, and this advantage is one number for all turns of a row",
             "use algorithm=reinforce_plus_plus, ppo, ippo, mappo or another one with advantage=reward_to_go or gae",
         )

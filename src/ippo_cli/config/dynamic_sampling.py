@@ -11,7 +11,7 @@ from ippo_cli.config.schema import Advantage, Config, CreditAssignment, Normaliz
 
 def check_refill(config: Config) -> Iterator[ConfigError]:
     """Settings with which groups of equal scores have a signal, or that need the prompts of an iteration in advance."""
-    rounds, advantage = config.rollout.refill_rounds, config.algorithm.advantage
+    rounds, advantage = config.rollout.refill_rounds, config.algorithm.estimator
     if not rounds:
         return
     setting = f"rollout.refill_rounds={rounds}"
@@ -23,7 +23,7 @@ def check_refill(config: Config) -> Iterator[ConfigError]:
         )
     if not advantage.needs_group and advantage is not Advantage.function:
         yield ConfigError(
-            f"{setting} algorithm.advantage={advantage.value}",
+            f"{setting} algorithm.advantage={config.algorithm.advantage}",
             "would discard groups of equal scores, from which this advantage learns too",
             "use an algorithm with advantage=group or leave_one_out, such as grpo, or rollout.refill_rounds=0",
         )

@@ -17,13 +17,13 @@ from ippo_cli.config.schema import (
     CriticKind,
     Mode,
     NormalizationScope,
+    RatioBase,
     RatioLevel,
     Reweight,
     Truncation,
     UpdateOrder,
     WeightLevel,
 )
-from ippo_cli.config.vllm import collects_ahead
 
 
 class Need(str, Enum):
@@ -38,6 +38,10 @@ class Need(str, Enum):
     one_turn = "one_turn"
     groups = "groups"
     critic = "critic"
+    policy_samples = "policy_samples"
+    greedy_samples = "greedy_samples"
+    sampler_logprobs = "sampler_logprobs"
+    adapter_transfer = "adapter_transfer"
 
 
 DESCRIPTIONS = {
@@ -50,6 +54,10 @@ DESCRIPTIONS = {
     Need.one_turn: "responses of one turn",
     Need.groups: "several responses to each prompt",
     Need.critic: "values of a critic",
+    Need.policy_samples: "responses that the trained policy has sampled",
+    Need.greedy_samples: "responses that are decoded greedily",
+    Need.sampler_logprobs: "log-probabilities of the sampler",
+    Need.adapter_transfer: "adapters to be sent to the engine",
 }
 
 
@@ -73,7 +81,7 @@ class Taker(NamedTuple):
 ADVANTAGE_NEEDS = {
     Advantage.monte_carlo: (Need.current_weights, Need.current_policies, Need.fixed_scores, Need.own_rows),
     Advantage.turn_group: (Need.current_weights, Need.current_policies, Need.fixed_scores, Need.own_rows),
-    Advantage.greedy_baseline: (Need.current_weights,),
+    Advantage.greedy_baseline: (Need.current_weights, Need.greedy_samples),
     Advantage.role_baseline: (Need.own_rows,),
     Advantage.function: (Need.own_rows,),
     Advantage.none: (Need.own_rows,),
@@ -82,8 +90,20 @@ ADVANTAGE_NEEDS = {
 
 def check_needs(config: Config) -> Iterator[ConfigError]:
     """Yield an error for each setting that needs what another one takes away."""
-    for claim in (*_list_advantage_claims(config), *_list_algorithm_claims(config), *_list_run_claims(config)):
-        yield from _compare(config, claim)
+    takers = list(_list_takers(config))
+    for claim in _list_claims(config):
+        yield from _compare(claim, takers)
+
+
+def check_taker(config: Config, taker: Taker) -> None:
+    """Raise `ConfigError` if a setting of the run needs what code of a user takes away."""
+    for claim in _list_claims(config):
+        for error in _compare(claim, [taker]):
+            raise error
+
+
+def _list_claims(config: Config) -> Iterator[Claim]:
+    yield from (*_list_advantage_claims(config), *_list_algorithm_claims(config), *_list_run_claims(config))
 
 
 def check_own_needs(config: Config, setting: str, names: Sequence[str]) -> None:
@@ -93,12 +113,12 @@ def check_own_needs(config: Config, setting: str, names: Sequence[str]) -> None:
         if name not in known:
             raise ConfigError(setting, f"has the unknown need {name!r:.40}", f"use some of {' '.join(known)}")
     claim = Claim(tuple(Need(name) for name in names), setting, "another method")
-    for error in _compare(config, claim):
+    for error in _compare(claim, list(_list_takers(config))):
         raise error
 
 
-def _compare(config: Config, claim: Claim) -> Iterator[ConfigError]:
-    for taker in _list_takers(config):
+def _compare(claim: Claim, takers: Sequence[Taker]) -> Iterator[ConfigError]:
+    for taker in takers:
         lost = [need for need in claim.needs if need in taker.takes]
         if lost and taker.setting != claim.setting:
             rule = f"needs {DESCRIPTIONS[lost[0]]}, and {taker.setting} {taker.effect}"
@@ -107,7 +127,7 @@ def _compare(config: Config, claim: Claim) -> Iterator[ConfigError]:
 
 def _list_takers(config: Config) -> Iterator[Taker]:
     team, rollout, task = config.team, config.rollout, config.task
-    if collects_ahead(config):
+    if rollout.collects_ahead:
         yield Taker(
             (Need.current_weights, Need.known_scores),
             "rollout.ahead=1",
@@ -128,7 +148,7 @@ def _list_takers(config: Config) -> Iterator[Taker]:
             "adds the responses of other agents",
             "team.share_rollouts=false",
         )
-    if config.algorithm.advantage is Advantage.turn_group:
+    if config.algorithm.estimator is Advantage.turn_group:
         yield Taker(
             (Need.one_candidate,),
             "algorithm.advantage=turn_group",
@@ -146,9 +166,9 @@ def _list_takers(config: Config) -> Iterator[Taker]:
 
 
 def _list_advantage_claims(config: Config) -> Iterator[Claim]:
-    advantage, team = config.algorithm.advantage, config.team
-    if needs := ADVANTAGE_NEEDS.get(advantage):
-        yield Claim(needs, f"algorithm.advantage={advantage.value}", "another algorithm.advantage")
+    team = config.team
+    if needs := ADVANTAGE_NEEDS.get(config.algorithm.estimator):
+        yield Claim(needs, f"algorithm.advantage={config.algorithm.advantage}", "another algorithm.advantage")
     if team.share_rollouts:
         yield Claim((Need.fixed_scores,), "team.share_rollouts=true", "team.share_rollouts=false")
 
@@ -165,10 +185,10 @@ def _list_algorithm_claims(config: Config) -> Iterator[Claim]:
         yield Claim(both, f"algorithm.positive_nll.coef={coef:g}", "algorithm.positive_nll.coef=0")
     if coef := kl.reward.coef:
         remedy = "algorithm.kl.reward.coef=0 with algorithm.kl.loss.coef and algorithm.kl.loss.estimator=full"
-        yield Claim(both, f"algorithm.kl.reward.coef={coef:g}", remedy)
+        yield Claim((*both, Need.policy_samples), f"algorithm.kl.reward.coef={coef:g}", remedy)
     if kl.loss.coef and kl.loss.estimator != "full":
         setting = f"algorithm.kl.loss.coef={kl.loss.coef:g} algorithm.kl.loss.estimator={kl.loss.estimator}"
-        yield Claim((Need.own_rows,), setting, "algorithm.kl.loss.estimator=full")
+        yield Claim((Need.own_rows, Need.policy_samples), setting, "algorithm.kl.loss.estimator=full")
     if algorithm.target_kl is not None:
         yield Claim((Need.own_rows,), f"algorithm.target_kl={algorithm.target_kl}", "algorithm.target_kl=null")
     if algorithm.normalization_scope is NormalizationScope.team:
@@ -181,6 +201,11 @@ def _list_algorithm_claims(config: Config) -> Iterator[Claim]:
     if level is WeightLevel.sequence:
         setting = "algorithm.behavior_correction.level"
         yield Claim((Need.one_candidate,), f"{setting}=sequence", f"{setting}=token")
+    if level is not WeightLevel.none:
+        setting = "algorithm.behavior_correction.level"
+        yield Claim((Need.sampler_logprobs,), f"{setting}={level.value}", f"{setting}=none")
+    if algorithm.ratio_base is RatioBase.sampler:
+        yield Claim((Need.sampler_logprobs,), "algorithm.ratio_base=sampler", "algorithm.ratio_base=policy")
 
 
 def _list_run_claims(config: Config) -> Iterator[Claim]:
@@ -195,6 +220,15 @@ def _list_run_claims(config: Config) -> Iterator[Claim]:
         yield Claim((Need.own_rows,), "critic=centralized", "critic=separate or value_head")
     if config.mode is Mode.critic:
         yield Claim((Need.own_rows,), "mode=critic", "mode=train")
+    if not rollout.recompute_logprobs:
+        setting = "rollout.recompute_logprobs"
+        yield Claim((Need.sampler_logprobs,), f"{setting}=false", f"{setting}=true")
+    if (limit := rollout.gap_limit) is not None:
+        yield Claim((Need.sampler_logprobs,), f"rollout.max_sampler_gap={limit}", "rollout.max_sampler_gap=null")
+    if config.evaluation.greedy:
+        yield Claim((Need.greedy_samples,), "evaluation.greedy=true", "evaluation.greedy=false")
+    if any(agent.actor.trains_adapter for agent in config.task.agents.values()):
+        yield Claim((Need.adapter_transfer,), f"actor.kind={config.actor.kind.value}", "actor=full")
     if rounds := rollout.refill_rounds:
         needs = (Need.known_scores, Need.current_policies, Need.own_rows)
         yield Claim(needs, f"rollout.refill_rounds={rounds}", "rollout.refill_rounds=0")

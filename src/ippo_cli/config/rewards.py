@@ -157,7 +157,7 @@ def _check_mix(config: Config, mix: MixRewardConfig) -> None:
     if all(mix.weights.get(name, 1.0) == 0 for name in mix.parts):
         raise ConfigError("reward.weights", "leave no reward", "set one of them")
     credit = mix.credit_assignment is not CreditAssignment.none or mix.measure_credit_every
-    if mix.normalize and (credit or config.algorithm.advantage is Advantage.greedy_baseline):
+    if mix.normalize and (credit or config.algorithm.estimator is Advantage.greedy_baseline):
         setting = "reward.credit_assignment" if credit else "algorithm.advantage=greedy_baseline"
         raise ConfigError(
             f"reward.normalize={mix.normalize}",
@@ -184,7 +184,7 @@ def _check_reward(config: Config) -> None:
             "scores parts of a batch, and reward.whole_batch=true forbids that",
             "set one of them to 0 or false",
         )
-    if needs_whole_batch(reward) and config.algorithm.advantage is Advantage.greedy_baseline:
+    if needs_whole_batch(reward) and config.algorithm.estimator is Advantage.greedy_baseline:
         raise ConfigError(
             "reward.whole_batch=true",
             "compares greedy responses with each other, and algorithm.advantage=greedy_baseline subtracts their scores "

@@ -15,7 +15,7 @@ from ippo_cli.config.schema import (
 
 def check_turn_groups(config: Config) -> Iterator[ConfigError]:
     """Settings that rows with candidates, or branches of episodes, do not support."""
-    if config.algorithm.advantage is not Advantage.turn_group:
+    if config.algorithm.estimator is not Advantage.turn_group:
         return
     base = "algorithm.advantage=turn_group"
     if config.reward.measure_credit_every and config.algorithm.turn_groups.follow is FollowedCandidate.best:

@@ -181,16 +181,6 @@ def _is_address(text: str) -> bool:
         return False
 
 
-def collects_ahead(config: Config) -> bool:
-    """Whether the next iteration's episodes are collected during training."""
-    return isinstance(config.rollout, VllmRolloutConfig) and config.rollout.ahead > 0
-
-
-def updates_in_flight(config: Config) -> bool:
-    """Whether responses in progress continue with the weights of an update."""
-    return isinstance(config.rollout, VllmRolloutConfig) and config.rollout.in_flight_updates
-
-
 def check_ahead(config: Config) -> Iterator[ConfigError]:
     """Settings of training that need samples of the current weights, or engines that stop while the rank trains."""
     rollout = config.rollout

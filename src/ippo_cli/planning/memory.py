@@ -21,13 +21,13 @@ from ippo_cli.config.schema import (
     Dtype,
     Zero3Gather,
 )
-from ippo_cli.config.shared_rollouts import shared_authors
 from ippo_cli.config.teams import agents_by_base, agents_by_critic, policy_by_agent, trained_agents_by_policy
 from ippo_cli.engine.zero_config import live_elements
 from ippo_cli.engine.zero_memory import EngineMemory, inference_memory
 from ippo_cli.models.shape import ModelShape
 from ippo_cli.planning.agent_shapes import AgentShapes, bytes_per_weight
 from ippo_cli.planning.episode_length import response_tokens
+from ippo_cli.planning.method_plan import find_authors, method_plans
 from ippo_cli.planning.model_memory import FrozenModel, MemoryEstimate, TrainedModel
 from ippo_cli.planning.pass_memory import forward_bytes, kv_bytes
 from ippo_cli.planning.sampler_memory import estimate_sampler_memory
@@ -69,7 +69,7 @@ def estimate_memory(
         else 0.0,
         frozen_scoring_bytes=_frozen_scoring_bytes(config, shapes, place, frozen, device),
     )
-    count = config.algorithm.monte_carlo.continuations or 1  # more rows than the buffer are decoded at once
+    count = max(plan.rows_per_sample for plan in method_plans(config))
     if config.rollout.engines is not None:
         sampling = {name: shapes[name] for name in shapes if place.holds(name, ACTOR)}
         own_rows = count * max((place.rows(name, ACTOR) for name in sampling), default=0)
@@ -127,13 +127,13 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
     return total
 
 
-def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
-    """Bytes of all snapshots of the opponent pool, including the one being written."""
+def stored_policy_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
+    """Bytes of the policies that methods store beside checkpoints, including those being written."""
     actors = (
         shapes[names[0]].actor.parameters * bytes_per_weight(config.task.agents[names[0]].actor.dtype)
         for names in trained_agents_by_policy(config).values()
     )
-    return config.team.opponent_pool.max_on_disk * float(sum(actors))
+    return sum(plan.num_stored_policies for plan in method_plans(config)) * float(sum(actors))
 
 
 def _trained_models(
@@ -162,7 +162,7 @@ def _actor_model(
     """The engine of a policy on the ranks of a component."""
     settings, agent = config.task.agents[names[0]], shapes[names[0]]
     actor, ranks = settings.actor, place.ranks(names[0], component)
-    names = (*names, *shared_authors(config, names[0]))  # the agents that sample its rows
+    names = (*names, *find_authors(config, names[0]))  # the agents that sample its rows
     longest = max(shapes[name].length.row_tokens for name in names)
     has_value_head = settings.critic.shares_actor_loss
     return estimate_trained_model(
@@ -274,12 +274,12 @@ def _has_full_kl(config: Config) -> bool:
 
 
 def _frozen_models(config: Config, shapes: Mapping[str, AgentShapes], place: _Place) -> Iterator[FrozenModel]:
-    """Adapter bases (also references), other references, frozen actors, and one snapshot per policy with opponents."""
-    if config.team.opponent_pool.every:
+    """Adapter bases (also references), other references, frozen actors, and the copies of policies that methods use."""
+    for label in (label for plan in method_plans(config) for label in plan.copies):
         for holder, names in trained_agents_by_policy(config).items():
             width = bytes_per_weight(config.task.agents[names[0]].actor.dtype)
             if place.holds(names[0], ACTOR):
-                yield FrozenModel(name=f"{holder} partner", shape=shapes[names[0]].actor, bytes_per_weight=width)
+                yield FrozenModel(name=f"{holder} {label}", shape=shapes[names[0]].actor, bytes_per_weight=width)
     known: set[tuple[str, Dtype]] = set()
     holder_of = policy_by_agent(config)
     base_of_agent = {name: base for base, names in agents_by_base(config).items() for name in names}

@@ -67,7 +67,7 @@ class MemoryEstimate:
     prefix_cache_bytes: float  # cached keys and values of earlier turns, sum over agents; 0 without prefix reuse
     rollout_gathered_bytes: float  # stage 3: gathered weights during decoding
     reference_gathered_bytes: float  # stage 3: gathered reference weights during the policy's forward pass
-    sampler: SamplerMemory | None = None  # of the engines of rollout=vllm
+    sampler: SamplerMemory | None = None  # of inference engines in the run
     frozen_scoring_bytes: float = 0.0  # forward pass of a reference on a rank without its actor
 
     @property

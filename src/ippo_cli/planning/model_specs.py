@@ -43,9 +43,9 @@ from ippo_cli.models.tiny import make_lesson_tokenizer, tiny_config
 from ippo_cli.planning.agent_shapes import AgentShapes, bytes_per_weight
 from ippo_cli.planning.episode_length import EpisodeLength, episode_lengths, max_critic_tokens
 from ippo_cli.planning.memory import FrozenModel
+from ippo_cli.planning.method_plan import method_plans
 from ippo_cli.planning.parallelism import check_model_parallel
 from ippo_cli.planning.routers import check_router_loss
-from ippo_cli.planning.shared_rollouts import check_shared_tokens
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.rollout.served_policy import ServedPolicy, load_served_policy
 from ippo_cli.tasks.conversation import prompt_formats
@@ -121,7 +121,8 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
             references[name] = _reference_shape(agent, empty_models, lm, source, deepspeed)
     tokenizers = {name: tokenizers[name] for name in config.task.agents}
     contexts = {name: contexts[name] for name in config.task.agents}
-    check_shared_tokens(config, tokenizers)
+    for plan in method_plans(config):
+        plan.check_tokenizers(tokenizers)
     lengths = episode_lengths(config, task, prompt_formats(config.task, config.rollout, tokenizers), contexts)
     layouts = build_critic_layouts(config, tokenizers, contexts, _critic_contexts(config, empty_models, starts))
     critic_row = max_critic_tokens(lengths) if layouts else None

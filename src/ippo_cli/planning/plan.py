@@ -7,24 +7,19 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from ippo_cli.config.credit import needs_replays, samples_alternatives
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.model_args import check_quantization_device
 from ippo_cli.config.packages import missing_packages
 from ippo_cli.config.placement import format_ranks
-from ippo_cli.config.schema import (
-    Config,
-    CreditAssignment,
-)
+from ippo_cli.config.schema import Config
 from ippo_cli.config.served_agents import local_agents
-from ippo_cli.config.shared_rollouts import shared_authors
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy
 from ippo_cli.config.text import PAGE_WIDTH, format_table, join_names, shorten_name
 from ippo_cli.engine.launchers import external_world_size, local_world_size
-from ippo_cli.planning.credit_cost import alternatives_cost
 from ippo_cli.planning.fit import sharding_options
 from ippo_cli.planning.memory import GIB
+from ippo_cli.planning.method_plan import find_authors, method_plans
 from ippo_cli.planning.model_memory import MemoryEstimate
 from ippo_cli.planning.model_specs import ModelSpecs
 from ippo_cli.planning.placeholder_episodes import Preview, preview_episode, reward_warnings
@@ -38,11 +33,9 @@ from ippo_cli.planning.resources import (
 )
 from ippo_cli.planning.run_memory import Machine, RunMemory
 from ippo_cli.planning.served_agents import inspect_servers
-from ippo_cli.planning.value_states import describe_continuations
 from ippo_cli.rewards.contract import close_reward
 from ippo_cli.runs.output import print_text
 from ippo_cli.tasks.conversation import PromptFormat
-from ippo_cli.tasks.task import max_turns_by_agent
 from ippo_cli.tasks.templates import first_message
 
 MIB = 2**20
@@ -108,10 +101,9 @@ def _show_sizes(prepared: Prepared) -> None:
         f"{sizes.num_iterations}, each {sizes.prompts_per_iteration} prompts x "
         f"{config.rollout.num_generations} generations x {len(config.task.agents)} agents",
     )
-    if rounds := config.rollout.refill_rounds:
-        _print_labelled(
-            "", f"up to {(1 + rounds) * sizes.prompts_per_iteration} prompts with rollout.refill_rounds={rounds}"
-        )
+    plans = method_plans(config)
+    for line in (line for plan in plans for line in plan.describe_prompts(sizes.prompts_per_iteration)):
+        _print_labelled("", line)
     fewest, most = sizes.samples_per_rank
     _print_labelled(
         "ranks", f"{ranks}, each {fewest if fewest == most else f'{fewest} to {most}'} samples per iteration"
@@ -119,12 +111,8 @@ def _show_sizes(prepared: Prepared) -> None:
     if (parts := config.deepspeed.ranks_per_group) > 1:
         split = "their tokens" if config.deepspeed.sequence_parallel > 1 else "the model's linear maps"
         _print_labelled("", f"groups of {parts}: the ranks of a group train the same rows, each with a part of {split}")
-    if (credit_cost := _credit_cost(config)) is not None:
-        _print_labelled("credit", credit_cost)
-    for number, text in enumerate(describe_continuations(config, prepared.specs.shapes)):
-        _print_labelled("" if number else "values", text)
-    if config.algorithm.turn_groups.candidates > 1:
-        _print_labelled("turn groups", _turn_group_cost(config))
+    for label, text in (line for plan in plans for line in plan.describe(prepared.specs.shapes)):
+        _print_labelled(label, text)
     for holder, names in agents_by_policy(config).items():
         if config.task.agents[names[0]].frozen:
             _print_labelled(f"{holder} steps", "none (frozen)")
@@ -133,53 +121,13 @@ def _show_sizes(prepared: Prepared) -> None:
         if holder in sizes.critic_steps:
             steps.append(f"critic {sizes.critic_steps[holder]}")
         shared = f", on the rows of {join_names(list(names))}" if holder != names[0] else ""
-        if authors := shared_authors(config, names[0]):
+        if authors := find_authors(config, names[0]):
             shared = f", of the actor also on the rows of {join_names(list(authors))}"
         _print_labelled(f"{holder} steps", ", ".join(steps) + f" optimizer steps per iteration{shared}")
     for name, names in agents_by_critic(config).items():
         if name not in agents_by_policy(config):
             steps = f"critic {sizes.critic_steps[name]} optimizer steps per iteration"
             _print_labelled(f"{name} steps", f"{steps}, on the rows of {join_names(list(names))}")
-
-
-def _turn_group_cost(config: Config) -> str:
-    """The additional episodes per iteration for candidates of turns."""
-    branches, size = config.algorithm.turn_groups.branches, config.rollout.buffer_size
-    limits = max_turns_by_agent(config.task)
-    turns = [limits[name] for name, agent in config.task.agents.items() if not agent.frozen]
-    known = [limit for limit in turns if limit is not None]
-    if len(known) < len(turns):
-        return f"{branches} more episodes for each turn of each of {size} episodes, from the turn to the end"
-    total = sum(known)
-    return (
-        f"up to {total} turns x {branches} x {size} = {total * branches * size} more episodes, each from its turn to "
-        "the end"
-    )
-
-
-def _credit_cost(config: Config) -> str | None:
-    """The additional episodes per iteration for credit assignment; None without it."""
-    reward, size, agents = config.reward, config.rollout.buffer_size, len(config.task.agents)
-    how = reward.credit_assignment
-    if samples_alternatives(config):
-        return "; ".join(filter(None, [alternatives_cost(config), _replay_cost(config, agents, size)]))
-    others = config.rollout.num_generations - 1 if how is CreditAssignment.counterfactual else 1
-    parts = []
-    if how is not CreditAssignment.none:
-        again = f", each for {others} other answers" if others > 1 else ""
-        parts.append(f"{how.value}: {agents} x {size} more episodes are scored{again}")
-    return "; ".join(filter(None, [*parts, _replay_cost(config, agents, size)])) or None
-
-
-def _replay_cost(config: Config, agents: int, size: int) -> str | None:
-    if not needs_replays(config):
-        return None
-    every = config.reward.measure_credit_every
-    when = f"every {every} iterations " if every else ""
-    return (
-        f"{when}{agents} x {size} episodes are replayed, each with one agent's initial policy; turns of other "
-        "agents with unchanged prompts are reused"
-    )
 
 
 def show_memory(memory: RunMemory, machine: Machine, *, elsewhere: bool = False) -> None:

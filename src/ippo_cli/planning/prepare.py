@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from ippo_cli.algorithms.user_advantages import UserEstimator, try_estimator
+from ippo_cli.algorithms.user_advantages import build_user_estimator, try_estimator
 from ippo_cli.algorithms.user_objectives import build_user_loss, try_loss
 from ippo_cli.config.batch_sizes import BatchSizes, compute_batch_sizes
 from ippo_cli.config.config_warnings import eval_size_warning
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.needs import check_own_needs
 from ippo_cli.config.packages import lacks_reward_package
-from ippo_cli.config.schema import Config, Mode
+from ippo_cli.config.schema import Config, Mode, find_implementation
 from ippo_cli.engine import distributed
-from ippo_cli.planning.engines import check_engine_models
 from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
 from ippo_cli.planning.placeholder_episodes import check_primary_metric
 from ippo_cli.planning.prompts import build_prompt_formats, drop_too_long_rows, prompt_warnings
@@ -38,8 +37,7 @@ from ippo_cli.rewards.contract import (
 )
 from ippo_cli.rewards.processors import check_processor_functions
 from ippo_cli.tasks.conversation import PromptFormat
-from ippo_cli.tasks.curriculum import build_curriculum
-from ippo_cli.tasks.schedule import ExampleSchedule
+from ippo_cli.tasks.schedule import ExampleSchedule, build_schedule
 from ippo_cli.tasks.task import Task, load_held_out, load_task
 from ippo_cli.types import Episode
 
@@ -123,19 +121,13 @@ def prepare(
     """
     check_user_methods(config)
     specs = read_model_specs(config, task, weights)
-    check_engine_models(config, specs.shapes, device)
+    if (check := find_implementation("rollout", config.rollout.kind, "check")) is not None:
+        check(config, {name: own.actor for name, own in specs.shapes.items()}, specs.tokenizers, device)
     task, excluded = drop_too_long_rows(config, task, specs)
     batch_sizes = compute_batch_sizes(config, ranks, len(task.train))
     for line in excluded:
         report(line)
-    schedule = ExampleSchedule(
-        task.train,
-        seed=config.seed,
-        prompts_per_iteration=batch_sizes.prompts_per_iteration,
-        num_generations=config.rollout.num_generations,
-        refill_rounds=config.rollout.refill_rounds,
-        curriculum=build_curriculum(config.task.curriculum, task.train, config.seed),
-    )
+    schedule = build_schedule(config, task.train, batch_sizes.prompts_per_iteration)
     formats = build_prompt_formats(config, batch_sizes, task, schedule, specs)
     checkpoint_bytes, disk_bytes = required_disk_bytes(config, specs, ranks)
     return Prepared(
@@ -156,8 +148,7 @@ def prepare(
 
 def check_user_methods(config: Config) -> None:
     """Load and try the estimator and the loss of a user. Raises `ConfigError` before a model is read."""
-    if config.algorithm.advantage_function is not None:
-        estimator = UserEstimator(config.algorithm)
+    if (estimator := build_user_estimator(config.algorithm)) is not None:
         check_own_needs(config, estimator.setting, getattr(estimator.component, "needs", ()))
         try_estimator(estimator)
     if (loss := build_user_loss(config.algorithm)) is not None:

@@ -13,7 +13,7 @@ from ippo_cli.config.placement import format_ranks, read_rollout_devices
 from ippo_cli.config.schema import Config, Device
 from ippo_cli.config.text import join_names
 from ippo_cli.engine.host_memory import host_memory
-from ippo_cli.planning.memory import GIB, checkpoint_bytes, estimate_memory, snapshot_bytes
+from ippo_cli.planning.memory import GIB, checkpoint_bytes, estimate_memory, stored_policy_bytes
 from ippo_cli.planning.model_memory import MemoryEstimate
 from ippo_cli.planning.model_specs import ModelSpecs
 from ippo_cli.planning.run_memory import (
@@ -133,7 +133,7 @@ def format_rank_group(ranks: tuple[int, ...], memory: MemoryEstimate) -> str:
 def required_disk_bytes(config: Config, specs: ModelSpecs, ranks: int) -> tuple[float, float]:
     """Bytes of one checkpoint, and of all checkpoints and snapshots that exist at the same time."""
     size = checkpoint_bytes(config, specs.shapes, ranks)
-    return size, size * config.checkpoint.max_on_disk + snapshot_bytes(config, specs.shapes)
+    return size, size * config.checkpoint.max_on_disk + stored_policy_bytes(config, specs.shapes)
 
 
 def free_disk_bytes(folder: Path) -> int:

@@ -77,7 +77,7 @@ METRICS: dict[str, str] = {
     "<agent>/targets/role_baseline": "algorithm.advantage=role_baseline: running mean of the agent's returns "
     "after this iteration",
     "<agent>/<role>/targets/role_baseline": "several roles: of the returns in that role",
-    "targets/advantage/<part>": "a number of the metrics() of a class in algorithm.advantage_function",
+    "targets/advantage/<part>": "a number of the metrics() of a class in algorithm.advantage",
     "<agent>/targets/advantage_std": "standard deviation of the advantages over trained action tokens",
     "<agent>/targets/zero_advantage_fraction": "fraction of responses with zero advantages (groups of equal scores)",
     "<agent>/targets/resampled_fraction": "fraction of responses drawn at least once; 1 without algorithm.reweight",

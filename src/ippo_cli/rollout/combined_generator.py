@@ -18,6 +18,11 @@ class CombinedGenerator:
     def __init__(self, main: Generator, served: EngineGenerator, served_agents: Iterable[str]) -> None:
         self._main, self._served, self._served_agents = main, served, frozenset(served_agents)
 
+    @property
+    def parts(self) -> tuple[Generator, ...]:
+        """The generators that it consists of."""
+        return self._main, self._served
+
     def context_limit(self, agent: str) -> int:
         return self._generator_of(agent).context_limit(agent)
 

@@ -49,7 +49,7 @@ class EngineOutput:
 
     key: int
     ids: list[int]  # the stop token included
-    logprobs: list[float]  # of the distribution that the tokens were sampled from
+    logprobs: list[float] | None  # of the distribution that the tokens were sampled from; None: it gives none
     versions: list[int]  # of the weights, by token
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 import tempfile
 import time
@@ -309,10 +310,11 @@ class EngineGenerator:
         stop_strings = (*self._sampling[request.agent].stop_strings, *request.stop_strings)
         tokenizer = self._policies[request.agent].tokenizer
         response = list(request.response)
-        all_ids, all_logprobs = [*response, *output.ids], [*[0.0] * len(response), *output.logprobs]
+        values = [math.nan] * len(output.ids) if output.logprobs is None else output.logprobs
+        all_ids, all_logprobs = [*response, *output.ids], [*[0.0] * len(response), *values]
         length = _length_to_stop_string(all_ids, stop_strings, tokenizer)
         ids, logprobs = all_ids[:length], torch.tensor(all_logprobs[:length], dtype=torch.float32)
-        if not torch.isfinite(logprobs).all():
+        if output.logprobs is not None and not torch.isfinite(logprobs).all():
             raise NonFiniteError(f"{request.agent}: the engine's log-probabilities are not finite numbers")
         stops = self._stop_ids[request.agent]
         finished = bool(ids) and (ids[-1] in stops or _contains_stop_string(ids, stop_strings, tokenizer))

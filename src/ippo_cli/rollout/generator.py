@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -74,6 +75,11 @@ class SamplingStream:
     seed: int
     purpose: str
     greedy: bool = False
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the samples are the responses that a run trains on."""
+        return not self.greedy and re.fullmatch(r"train/\d+", self.purpose) is not None
 
     def noise(self, requests: Sequence[Request], width: int, method: SamplingMethod) -> TokenNoise:
         """The noise of responses of up to `width` tokens, `[len(requests), width]`."""

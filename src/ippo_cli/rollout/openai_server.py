@@ -224,6 +224,7 @@ class OpenAIServerEngine:
             self._fail(str(failure))
         if len(output.ids) != 1:
             self._fail(f"the server returned {len(output.ids)} tokens where one was requested")
+        assert output.logprobs is not None
         self._reports_sampled_distribution = math.isclose(output.logprobs[0], 0.0, abs_tol=1e-6)
 
     def _call(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:

@@ -37,6 +37,11 @@ class RoutedGenerator:
     ) -> None:
         self._policies, self._config, self._generators = policies, config, generators
 
+    @property
+    def parts(self) -> tuple[Generator, ...]:
+        """The generators that it consists of on this rank."""
+        return tuple(self._generators.values())
+
     def context_limit(self, agent: str) -> int:
         return context_limit(self._policies[agent].model_config, self._config)
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ippo_cli.config.data import MIX_RESOLUTION
-from ippo_cli.tasks.curriculum import Curriculum
+from ippo_cli.config.schema import Config
+from ippo_cli.tasks.curriculum import Curriculum, build_curriculum
 from ippo_cli.tasks.rows import JoinedRows
 from ippo_cli.types import Batch, Example
 
@@ -176,3 +177,15 @@ class ExampleSchedule:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
             self._pass_order = (number, torch.randperm(len(self.examples), generator=generator))
         return self._pass_order[1]
+
+
+def build_schedule(config: Config, rows: Sequence[Example], prompts_per_iteration: int) -> ExampleSchedule:
+    """The schedule of a run's training rows."""
+    return ExampleSchedule(
+        rows,
+        seed=config.seed,
+        prompts_per_iteration=prompts_per_iteration,
+        num_generations=config.rollout.num_generations,
+        refill_rounds=config.rollout.refill_rounds,
+        curriculum=build_curriculum(config.task.curriculum, rows, config.seed),
+    )

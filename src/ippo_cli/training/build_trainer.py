@@ -20,7 +20,6 @@ from ippo_cli.config.errors import Preempted, PreflightError, convert_storage_er
 from ippo_cli.config.placement import read_placement
 from ippo_cli.config.schema import Config, Mode
 from ippo_cli.config.time_limit import resolve_deadline
-from ippo_cli.config.vllm import collects_ahead
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.launchers import job_end_time
 from ippo_cli.engine.rank_group import RankGroup
@@ -271,7 +270,7 @@ def _build_collector(
         rewards=RewardCaller(config=config, reward=prepared.reward, agents=team.names, preemption=context.preemption),
         preemption=context.preemption,
         device=context.device,
-        num_ahead=prepared.batch_sizes.num_iterations if collects_ahead(config) else 0,
+        num_ahead=prepared.batch_sizes.num_iterations if config.rollout.collects_ahead else 0,
         report_waiting=partial(context.console.show_progress, "collecting episodes"),
     )
 

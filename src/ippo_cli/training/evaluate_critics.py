@@ -18,6 +18,7 @@ from ippo_cli.tasks.task import Task
 from ippo_cli.training.checkpoint import TrainingState
 from ippo_cli.training.evaluate import Evaluation, evaluation_batch
 from ippo_cli.training.experience import ExperienceCollector, HeldOutEpisodes
+from ippo_cli.training.methods.reward_to_go import use_reward_to_go
 
 
 @dataclass(kw_only=True)
@@ -44,7 +45,7 @@ class CriticEvaluator:
             with seeded_generators(settings.seed):  # a resumed run collects again, and continues with its own numbers
                 self.held_out = self.collector.collect_held_out(batch, draws)
         experience = self.collector.score_held_out(self.held_out, state.moments)
-        algorithm = state.algorithm.with_reward_to_go(self.config.algorithm.credit).without_bootstrap()
+        algorithm = use_reward_to_go(state.algorithm, self.config.algorithm.credit).without_bootstrap()
         targets, _ = algorithm.compute_targets(state.team, experience)
         metrics: dict[str, float] = {}
         for name, agent in state.team.items():

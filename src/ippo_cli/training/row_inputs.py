@@ -6,13 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
-from ippo_cli.agents.agent import Agent
 from ippo_cli.algorithms.inputs import AdvantageInputs, Source
-from ippo_cli.engine import distributed
-from ippo_cli.formulas import disagreement_limits
 
 T = TypeVar("T")
 
@@ -46,21 +42,3 @@ class RowMasks(NamedTuple):
     trained: Tensor  # [B]
     loss: Tensor  # [B, R]
     actions: Tensor  # [B, R]: one token per action
-
-
-@dataclass(frozen=True, slots=True)
-class DisagreementMasks:
-    """Tokens on which an ensemble of critics agrees most and least, `[B, R]` each."""
-
-    agreed: Tensor
-    disagreed: Tensor
-
-    @classmethod
-    def compute(cls, agent: Agent, value_std: Tensor, loss_mask: Tensor) -> DisagreementMasks:
-        """The masks of `critic.mask_agreement` and `critic.mask_entropy`, over the buffer of all ranks. Collective."""
-        if agent.mask_agreement is None and agent.mask_entropy is None:
-            nothing = torch.zeros_like(loss_mask)
-            return cls(nothing, nothing)
-        everywhere = distributed.all_gather_rows(value_std[loss_mask])
-        low, high = disagreement_limits(everywhere, agent.mask_agreement, agent.mask_entropy)
-        return cls((value_std < low) & loss_mask, (value_std > high) & loss_mask)

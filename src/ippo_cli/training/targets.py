@@ -14,16 +14,14 @@ from torch import Tensor
 from ippo_cli.agents.agent import Agent
 from ippo_cli.algorithms.advantages import substitute_final_values, turn_values
 from ippo_cli.algorithms.behavior import row_weights
+from ippo_cli.algorithms.estimator import RowContext
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.algorithms.resampling import draw_sample_counts
 from ippo_cli.config.schema import (
-    Advantage,
     AlgorithmConfig,
     Config,
     Credit,
     KlRewardConfig,
-    NormalizationScope,
-    Reweight,
     Truncation,
     ValueUnit,
 )
@@ -31,14 +29,13 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import (
     adaptive_kl_step,
     kl_estimate,
-    masked_whiten,
     overlong_fraction,
     place_scores,
     turn_ends,
 )
 from ippo_cli.training.algorithm_state import AlgorithmState
 from ippo_cli.training.methods.registry import build_estimator, build_parts
-from ippo_cli.training.row_inputs import DisagreementMasks, RowInputs, RowMasks
+from ippo_cli.training.row_inputs import RowInputs, RowMasks
 from ippo_cli.types import CriticView, Experience, Rollout, Scores, Targets
 
 
@@ -66,20 +63,6 @@ class Algorithm:
             token_limits={name: agent.rollout.max_new_tokens for name, agent in config.task.agents.items()},
             seed=seed,
         )
-
-    def with_reward_to_go(self, credit: Credit) -> Algorithm:
-        """The algorithm with sums of later rewards as returns, which hold no values; the same in all else that changes
-        rewards. `credit`: the unit of an action.
-        """
-        config = replace(
-            self.config,
-            advantage=Advantage.reward_to_go,
-            advantage_normalization=False,
-            gamma=1.0 if self.config.gamma is None else self.config.gamma,
-            credit=credit,
-            reweight=replace(self.config.reweight, method=Reweight.none, power=None),
-        )
-        return replace(self, config=config, only_returns=True)
 
     def without_bootstrap(self) -> Algorithm:
         """The algorithm with truncated rows left out, where their returns would contain a value."""
@@ -117,7 +100,7 @@ class Algorithm:
     ) -> tuple[dict[str, Targets], AlgorithmState]:
         """Each agent's targets, and the state for the next buffer.
 
-        They follow from the agent's own rows and scores only, unless `normalization_scope=team` or agents share rows.
+        They follow from the agent's own rows and scores only, unless a part uses those of others.
         With `credit=auto`, agents that share a policy or critic all use turns as actions if any of them does.
         `after_agent` is called on all ranks after each agent, and may raise. Collective.
         """
@@ -150,10 +133,14 @@ class Algorithm:
             known = states.get(part.name, self.state.methods.get(part.name, {}))
             states[part.name] = part.next_state(experience, known)
         masks = {source: self._build_masks(own, outputs[source], experience) for source, own in inputs.items()}
-        moments = self._compute_moments(outputs, masks)
+        advantages: Mapping[Source, Tensor] = {source: own.advantages for source, own in outputs.items()}
+        trained = {source: own.loss for source, own in masks.items()}
+        actions = {source: own.actions for source, own in masks.items()}
+        for part in self.parts:
+            advantages = part.transform(advantages, trained, actions)
         targets = {
             source: self._build_targets(
-                agents[source.agent], own, outputs[source], masks[source], moments[source.agent], experience
+                agents[source.agent], own, outputs[source].returns, masks[source], advantages[source], experience
             )
             for source, own in inputs.items()
         }
@@ -192,7 +179,8 @@ class Algorithm:
         penalize = partial(self._penalize_truncation, agent=agent.name)
         for part in self.parts:
             known = self.state.methods.get(part.name, {})
-            advantage = part.prepare(advantage, source, experience, known, penalize)
+            context = RowContext(source=source, experience=experience, state=known, penalize=penalize)
+            advantage = part.prepare(advantage, context)
         return RowInputs(
             source=source,
             advantage=advantage,
@@ -214,35 +202,13 @@ class Algorithm:
             loss_mask &= outputs.usable_tokens
         return RowMasks(trained, loss_mask, turn_ends(loss_mask, rollout.turn) if by_turn else loss_mask)
 
-    def _compute_moments(
-        self, outputs: Mapping[Source, AdvantageOutputs], masks: Mapping[Source, RowMasks]
-    ) -> Mapping[str, tuple[Tensor, Tensor] | None]:
-        """Mean and variance that whiten the advantages of each agent, over the actions of all ranks; a turn counts
-        once, whatever its length. None: no whitening. Collective.
-
-        They are those of the agent's own rows: only these are samples of its policy.
-        """
-        own = {source.agent: source for source in outputs if not source.is_shared}
-        if not self.config.advantage_normalization:
-            return dict.fromkeys(own)
-        if self.config.normalization_scope is NormalizationScope.agent:
-            return {
-                name: distributed.masked_moments(outputs[source].advantages, masks[source].actions)
-                for name, source in own.items()
-            }
-        moments = distributed.masked_moments(
-            torch.cat([outputs[source].advantages.flatten() for source in own.values()]),
-            torch.cat([masks[source].actions.flatten() for source in own.values()]),
-        )
-        return dict.fromkeys(own, moments)
-
     def _build_targets(
         self,
         agent: Agent,
         inputs: RowInputs,
-        outputs: AdvantageOutputs,
+        returns: Tensor,
         masks: RowMasks,
-        moments: tuple[Tensor, Tensor] | None,
+        advantages: Tensor,
         experience: Experience,
     ) -> Targets:
         """The targets of an agent's rows. Collective.
@@ -251,22 +217,18 @@ class Algorithm:
         """
         config, source = self.config, inputs.source
         rollout, scores = source.select_rollout(experience), experience.scores[source.author]
-        disagreement = DisagreementMasks.compute(agent, inputs.value_std, masks.loss)
-        advantages = outputs.advantages
-        if moments is not None:
-            advantages = masked_whiten(advantages, masks.loss, moments=moments)
         value_mask = masks.actions if config.value_unit is ValueUnit.turn else masks.loss
         for part in self.parts:
             advantages = part.weigh(advantages, inputs.advantage, source)
         if source.is_shared:
             value_mask = torch.zeros_like(value_mask)
-        return Targets(
+        targets = Targets(
             rewards=inputs.rewards,
             values=inputs.advantage.values,
             final_values=inputs.final_values,
             ref_logprobs=inputs.ref_logprobs,
-            advantages=advantages.masked_fill(disagreement.agreed, 0.0),
-            returns=outputs.returns,
+            advantages=advantages,
+            returns=returns,
             loss_mask=masks.loss,
             value_mask=value_mask,
             behavior_weights=row_weights(rollout, config, is_shared=source.is_shared),
@@ -279,14 +241,17 @@ class Algorithm:
             ),
             positive=self._find_positive_rows(scores),
             value_std=inputs.value_std,
-            entropy_mask=~disagreement.disagreed,
+            entropy_mask=torch.ones_like(masks.loss),
         )
+        for part in self.parts:
+            targets = part.complete(targets, agent)
+        return targets
 
     def _compute_values(
         self, agent: Agent, by_turn: bool, rollout: Rollout, view: CriticView | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Values before action tokens or of their turns `[B, R]`, after the last `[B]`, and their standard deviation
-        `[B, R]` over an ensemble of critics.
+        `[B, R]` over the agent's critics.
         """
         config, before = self.config, list[Tensor]()
         members = agent.member_values(rollout, view)

@@ -13,7 +13,6 @@ from ippo_cli.config.batch_sizes import BatchSizes
 from ippo_cli.config.critic_fitting import primary_metric
 from ippo_cli.config.errors import IppoError, NonFiniteError, Preempted, PreemptionRequested, StorageError
 from ippo_cli.config.schema import Config
-from ippo_cli.config.vllm import updates_in_flight
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.host_memory import release_free_memory
 from ippo_cli.reporting.console import Console
@@ -184,7 +183,7 @@ class Trainer:
                 methods=self.methods,
             )
             team.update_references(iteration + 1)
-        if collected.following is not None and updates_in_flight(self.config):
+        if collected.following is not None and self.config.rollout.updates_in_flight:
             with clock("rollout"):
                 collected.following.transfer_weights(iteration + 1)
         row = self._build_row(collected, targets, stats, turns, clock)

@@ -1,4 +1,4 @@
-"""Load user functions that are named as `path.py:name` or `module:name`."""
+"""Load code of users that is named as `path.py:name`, `module:name`, or an entry point of an installed package."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ippo_cli.config.doors import DOORS, find_entry_points, unknown_name_remedy
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.python_names import missing_name_message
 from ippo_cli.config.text_files import ENCODING_REMEDY, find_undecodable_byte
@@ -30,6 +30,8 @@ def load_function(name: str, key: str = "reward.function") -> Callable[..., Any]
     setting = f"{key}={name}"
     if not location and name.endswith(".py"):
         raise ConfigError(*missing_name_message(key, name))
+    if not location and key in DOORS:
+        return _load_entry_point(name, setting, DOORS[key].group)
     if not location:
         raise ConfigError(
             setting,
@@ -47,21 +49,19 @@ def load_function(name: str, key: str = "reward.function") -> Callable[..., Any]
     return function
 
 
-def load_component(name: str, key: str, args: Mapping[str, Any], group: str) -> Callable[..., Any]:
+def load_component(name: str, key: str, args: Mapping[str, Any]) -> Callable[..., Any]:
     """A user's function with keyword arguments, or an instance of a class with its `Keys`.
 
-    `name`: `path.py:name`, `module:name`, or an entry point of `group`. `args`: values of keyword-only parameters of
-    the function, or of the fields of the dataclass `Keys` of the class. Raises `ConfigError`.
+    `name`: `path.py:name`, `module:name`, or an entry point, for a key of `DOORS`. `args`: values of keyword-only
+    parameters of the function, or of the fields of the dataclass `Keys` of the class. Raises `ConfigError`.
     """
     setting = f"{key}={name}"
-    found: Any = (
-        load_function(name, key) if ":" in name or name.endswith(".py") else _load_entry_point(name, setting, group)
-    )
+    found: Any = load_function(name, key)
     is_class = inspect.isclass(found)
     keys_of = getattr(found, "Keys", None) if is_class else None
     known = _list_keys(found, keys_of)
     build: Callable[..., Any] = found
-    args_key = f"{key.removesuffix('_function')}_args"
+    args_key = f"{key}_args"
     for unknown in args.keys() - known:
         remedy = f"use one of {' '.join(sorted(known))}" if known else "remove it"
         raise ConfigError(f"{args_key}.{unknown}={args[unknown]}", f"is not a key of {setting}", remedy)
@@ -123,12 +123,12 @@ def read_state(component: Any, setting: str) -> dict[str, Any]:
 
 def _load_entry_point(name: str, setting: str, group: str) -> Callable[..., Any]:
     """What an installed package registers under this name."""
-    for point in entry_points(group=group, name=name):
-        try:
-            return point.load()
-        except Exception as error:
-            raise ConfigError(setting, f"cannot be imported ({format_user_error(error)})", "fix the package") from error
-    raise ConfigError(setting, f"is not an entry point of {group}", "install its package, or use path.py:name")
+    if (point := find_entry_points(group).get(name)) is None:
+        raise ConfigError(setting, f"is not an entry point of {group}", unknown_name_remedy(group, name))
+    try:
+        return point.load()
+    except Exception as error:
+        raise ConfigError(setting, f"cannot be imported ({format_user_error(error)})", "fix the package") from error
 
 
 def load_module(location: str, setting: str) -> ModuleType:

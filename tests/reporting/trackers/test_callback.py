@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -73,8 +74,8 @@ def test_system_exit_in_callback_does_not_end_the_run(
     ("code", "rule"),
     [
         ("def other(row): ...", "names no function in .*; it has: other"),
-        ("def tell(): ...", r"cannot be called as function\(row\) .*; let it take one dict"),
-        ("def tell(row, step): ...", r"cannot be called as function\(row\) .*; let it take one dict"),
+        ("def tell(): ...", r"cannot be called as function\(row\) .*; let it take these arguments"),
+        ("def tell(row, step): ...", r"cannot be called as function\(row\) .*; let it take these arguments"),
         ("async def tell(row): ...", "is async"),
         ("raise ValueError('broken')", "cannot be imported .*mine.py:1: ValueError: broken"),
     ],
@@ -95,6 +96,55 @@ def test_missing_file_is_rejected() -> None:
 
 def test_callables_without_signature_are_accepted() -> None:
     assert load_callback("builtins:print") is print
+
+
+CLASS = """
+import json
+
+class Tracker:
+    def __init__(self):
+        self.lines = []
+
+    def start(self, folder, settings):
+        self.file = folder / "mine.json"
+        self.lines.append(["start", settings["name"]])
+
+    def log(self, row):
+        self.lines.append(["log", row["iteration"]])
+
+    def log_samples(self, name, rows):
+        self.lines.append([name, len(rows)])
+
+    def finish(self, state):
+        self.file.write_text(json.dumps([*self.lines, ["finish", state]]))
+
+class Silent:
+    pass
+
+class Narrow:
+    def log(self):
+        pass
+"""
+
+
+def test_class_is_started_and_finished(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CLASS)
+    tracker = CallbackTracker(f"{tmp_path / 'mine.py'}:Tracker", tmp_path, {"name": "first"})
+    tracker.log({"iteration": 1.0}, 1)
+    tracker.log_samples("train_1", [{"text": "a"}])
+    tracker.log({"iteration": 2.0}, 2)
+    tracker.finish("done")
+    lines = json.loads((tmp_path / "mine.json").read_text())
+    assert lines == [["start", "first"], ["log", 1.0], ["train_1", 1], ["log", 2.0], ["finish", "done"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [("Silent", "has no method log(row)"), ("Narrow", "log cannot be called as function(row)")]
+)
+def test_class_without_log_is_rejected(name: str, rule: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CLASS)
+    with pytest.raises(ConfigError, match=re.escape(rule)):
+        load_callback(f"{tmp_path / 'mine.py'}:{name}")
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ from ippo_cli.config.schema.actor import (
 )
 from ippo_cli.config.schema.agent import AgentConfig, AgentPromptConfig, PromptConfig, ToolsConfig, build_unset
 from ippo_cli.config.schema.algorithm import (
-    METHODS_GROUP,
     Advantage,
     AlgorithmConfig,
     BehaviorCorrectionConfig,
@@ -77,7 +76,7 @@ from ippo_cli.config.schema.lora import ALL_LINEAR, AdapterInit, AdapterMismatch
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
 from ippo_cli.config.schema.plan import PlanConfig
 from ippo_cli.config.schema.program import ProgramConfig, has_data, has_seed_examples
-from ippo_cli.config.schema.registry import OPTIONS, SCHEMAS, SINGLE, load_implementation, option
+from ippo_cli.config.schema.registry import OPTIONS, SCHEMAS, SINGLE, find_implementation, load_implementation, option
 from ippo_cli.config.schema.reward import (
     CodePairRewardConfig,
     CodeRewardConfig,
@@ -109,6 +108,7 @@ from ippo_cli.config.schema.reward import (
 )
 from ippo_cli.config.schema.rollout import (
     ContextMode,
+    EngineRolloutConfig,
     OpenAIServerConfig,
     OpenAIServerRolloutConfig,
     RolloutConfig,

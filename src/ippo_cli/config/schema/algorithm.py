@@ -158,8 +158,9 @@ class Truncation(str, Enum):
     none = "none"
 
 
-METHODS_GROUP = "ippo.methods"  # of entry points
-ObjectiveName = Annotated[str, OneOfOrCode(tuple(one.value for one in Objective), METHODS_GROUP)]
+ObjectiveName = Annotated[str, OneOfOrCode(tuple(one.value for one in Objective), "algorithm.objective")]
+ESTIMATORS = {one.value: one for one in Advantage if one is not Advantage.function}
+AdvantageName = Annotated[str, OneOfOrCode(tuple(ESTIMATORS), "algorithm.advantage")]
 LossAggregation = Annotated[
     str, OneOf(("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"))
 ]
@@ -296,11 +297,11 @@ class AlgorithmConfig(StepsConfig):
     objective_args: dict[str, Any]  # values of the keys of objective=path.py:name; see docs/extend.md
     trust_region: TrustRegion  # what the clip ranges limit: ratio | tv (change of the probability) | kl (two-point KL)
     ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the log-probs that it recorded, before filters)
-    advantage: Advantage
-    # gae | reward_to_go | group | leave_one_out | greedy_baseline | role_baseline | monte_carlo | turn_group
-    # | function | none
-    advantage_function: Name | None  # path.py:name for advantage=function: (inputs, config); see docs/extend.md
-    advantage_args: dict[str, Any]  # values of the keys of advantage_function
+    advantage: AdvantageName
+    # gae | reward_to_go | group | leave_one_out | greedy_baseline | role_baseline | monte_carlo | turn_group | none
+    # | path.py:name
+    advantage_function: Name | None  # earlier form: advantage=function advantage_function=X is advantage=X
+    advantage_args: dict[str, Any]  # values of the keys of advantage=path.py:name; see docs/extend.md
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
     turn_value: TurnValue | None  # a turn's value: of its first token | mean | final token | post (after the turn)
     value_unit: ValueUnit  # target of the value loss: token (one value per token) | turn (one value per turn)
@@ -342,3 +343,8 @@ class AlgorithmConfig(StepsConfig):
     cross_agent: CrossAgentConfig
     turn_groups: TurnGroupsConfig
     kl: KlConfig
+
+    @property
+    def estimator(self) -> Advantage:
+        """The estimator of `advantage`; `function` for code of a user or a package."""
+        return ESTIMATORS.get(self.advantage, Advantage.function)

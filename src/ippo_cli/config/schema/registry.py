@@ -37,3 +37,8 @@ def load_implementation(group: str, kind: str, role: str) -> Any:
     """Import what implements a kind of a group in this role."""
     module, _, name = IMPLEMENTATIONS[group, kind, role].partition(":")
     return getattr(import_module(module), name)
+
+
+def find_implementation(group: str, kind: str, role: str) -> Any:
+    """The same, or None for a kind without this role."""
+    return load_implementation(group, kind, role) if (group, kind, role) in IMPLEMENTATIONS else None

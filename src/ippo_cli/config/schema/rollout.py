@@ -78,6 +78,21 @@ class RolloutConfig(SamplingConfig):
         return None
 
     @property
+    def collects_ahead(self) -> bool:
+        """Whether the next iteration's episodes are collected during training."""
+        return False
+
+    @property
+    def updates_in_flight(self) -> bool:
+        """Whether responses in progress continue with the weights of an update."""
+        return False
+
+    @property
+    def user_engine(self) -> tuple[str, dict[str, Any]] | None:
+        """The code of a user's engine and the values of its keys; None without one."""
+        return None
+
+    @property
     def gap_limit(self) -> float | None:
         """The bound on the difference of log-probabilities between sampler and model; None without engines."""
         return None
@@ -118,7 +133,12 @@ class VllmConfig:
     engine_args: EvalCompute[dict[str, Any]]  # further arguments of vLLM's EngineArgs, by their names there
 
 
-@option("rollout", "vllm", generator="ippo_cli.rollout.vllm.build:build_vllm_generator")
+@option(
+    "rollout",
+    "vllm",
+    generator="ippo_cli.rollout.vllm.build:build_vllm_generator",
+    check="ippo_cli.rollout.vllm.model_support:check_models",
+)
 @dataclass
 class VllmRolloutConfig(RolloutConfig):
     """Responses are sampled by vLLM."""
@@ -134,6 +154,38 @@ class VllmRolloutConfig(RolloutConfig):
     @property
     def engines(self) -> VllmConfig:
         return self.vllm
+
+    @property
+    def collects_ahead(self) -> bool:
+        return self.ahead > 0
+
+    @property
+    def updates_in_flight(self) -> bool:
+        return self.in_flight_updates
+
+    @property
+    def gap_limit(self) -> float | None:
+        return self.max_sampler_gap
+
+
+@option(
+    "rollout",
+    "engine",
+    generator="ippo_cli.rollout.user_engine:build_user_generator",
+    check="ippo_cli.rollout.user_engine:try_engine",
+)
+@dataclass
+class EngineRolloutConfig(RolloutConfig):
+    """Responses of training are sampled by an engine of yours: `rollout=my.py:Engine`."""
+
+    engine: InEval[Name | None]  # path.py:name of a class; see docs/extend.md
+    engine_args: InEval[dict[str, Any]]  # values of its keys
+    max_sampler_gap: Changeable[Annotated[float, Range(0.0, open_low=True)] | None]
+    # bound on the mean |log p_train - log p_sampler| of an agent's tokens; above it the run ends; null = off
+
+    @property
+    def user_engine(self) -> tuple[str, dict[str, Any]] | None:
+        return None if self.engine is None else (self.engine, self.engine_args)
 
     @property
     def gap_limit(self) -> float | None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from ippo_cli.config.constraints import Name, NotEmpty, PositiveInt, Range, UnitFloat
 from ippo_cli.config.marks import InEval, InModelEval
 from ippo_cli.config.schema.agent import AgentConfig
 from ippo_cli.config.schema.registry import option
+
+
+class Mistake(NamedTuple):
+    """A wrong value: `key=value`, the rule, and what would work."""
+
+    setting: str
+    rule: str
+    remedy: str
+
 
 PROTOCOLS = ("parallel", "sequential", "dialogue", "calls")  # built-in protocols
 
@@ -50,6 +60,10 @@ class TaskConfig:
     agents: dict[str, AgentConfig]  # agents by name
     primary_metric: InEval[str]  # evaluation metric that ranks checkpoints and jobs: `sampled/...` or `greedy/...`
     curriculum: CurriculumConfig
+
+    def find_mistakes(self) -> Iterator[Mistake]:
+        """Values that do not fit each other."""
+        yield from ()
 
     @property
     def built_in_protocol(self) -> str | None:
@@ -143,6 +157,14 @@ class SortingConfig(ConversationConfig):
     train_size: PositiveInt  # number of training examples
     eval_size: InEval[PositiveInt]  # number of held-out examples; none of them is a training example
 
+    def find_mistakes(self) -> Iterator[Mistake]:
+        if self.length > len(set(self.alphabet)):
+            yield Mistake(
+                f"task.length={self.length}",
+                f"is more than the {len(set(self.alphabet))} letters of task.alphabet",
+                "shorten it, or lengthen task.alphabet",
+            )
+
 
 @dataclass
 class DataConfig(TaskConfig):
@@ -216,6 +238,20 @@ class SignallingConfig(ConversationConfig):
     train_size: PositiveInt  # number of training examples; signals occur equally often
     eval_size: InEval[PositiveInt]  # number of held-out examples, with the same signals
 
+    def find_mistakes(self) -> Iterator[Mistake]:
+        signals, messages = len(set(self.signals)), len(set(self.symbols)) ** self.message_length
+        if signals < 2:
+            yield Mistake(f"task.signals={self.signals}", "has only one signal", "use at least two characters")
+        if messages < signals:
+            yield Mistake(
+                f"task.symbols={self.symbols} task.message_length={self.message_length}",
+                f"make {messages} messages, fewer than the {signals} signals",
+                "use more symbols, or longer messages",
+            )
+        for key, size in (("train_size", self.train_size), ("eval_size", self.eval_size)):
+            if size < signals:
+                yield Mistake(f"task.{key}={size}", f"is less than the {signals} signals", f"use at least {signals}")
+
 
 @option("task", "relay", examples="ippo_cli.tasks.relay:relay_examples")
 @dataclass
@@ -225,3 +261,12 @@ class RelayConfig(ConversationConfig):
     alphabet: InEval[str]  # the letters that may occur; the letter after the last one is the first
     train_size: PositiveInt  # number of training examples
     eval_size: InEval[PositiveInt]  # number of held-out examples; none of them is a training example
+
+    def find_mistakes(self) -> Iterator[Mistake]:
+        yield from find_short_alphabet(self.alphabet)
+
+
+def find_short_alphabet(alphabet: str) -> Iterator[Mistake]:
+    """The mistake of an alphabet with fewer than two letters."""
+    if len(set(alphabet)) < 2:
+        yield Mistake(f"task.alphabet={alphabet}", "has fewer than two letters", "use more of them")

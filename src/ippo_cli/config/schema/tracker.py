@@ -36,7 +36,7 @@ class TrackerConfig:
 
     kind: TrackerKind  # none | tensorboard (files only) | wandb | mlflow | trackio | wandb_mlflow (both), ...
     tensorboard: bool  # write event files to the run's folder
-    callback: Name | None  # path.py:function, called on rank 0 with a dict of each iteration's metrics; NaN is None
+    callback: Name | None  # tracker=path.py:name: called on rank 0 with a dict of each iteration's metrics; NaN is None
     console: InEval[Console]  # auto (live display on a terminal) | rich | plain (one line per iteration)
     samples_every: NonNegativeInt  # iterations between sample tables, also after the first and the last one; 0 = never
     samples: InEval[NonNegativeInt]  # rows of a sample table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from ippo_cli.config.constraints import Name, PositiveFloat, PositiveInt
 from ippo_cli.config.marks import Changeable, EvalCompute, InEval
 from ippo_cli.config.schema.registry import option
-from ippo_cli.config.schema.task import TaskConfig
+from ippo_cli.config.schema.task import Mistake, TaskConfig, find_short_alphabet
 
 ENVIRONMENTS = "ippo_cli.tasks.environments"
 SEEDS = f"{ENVIRONMENTS}.examples:seed_examples"  # examples of environments that are seeded
@@ -41,6 +42,11 @@ class EnvironmentTaskConfig(TaskConfig):
     @property
     def episode_workers(self) -> int:
         return self.num_workers
+
+    @property
+    def forgets_earlier_turns(self) -> bool:
+        """Whether `rollout.context=last_only` is the preset."""
+        return False
 
 
 @dataclass
@@ -76,6 +82,12 @@ class LadderConfig(EnvironmentTaskConfig):
     strides: InEval[PositiveInt]  # strides are 1 to this many letters
     num_rungs: InEval[PositiveInt]  # turns per episode
 
+    def find_mistakes(self) -> Iterator[Mistake]:
+        yield from find_short_alphabet(self.alphabet)
+        if self.strides >= (letters := len(set(self.alphabet))):
+            rule = f"must be less than the {letters} letters of task.alphabet"
+            yield Mistake(f"task.strides={self.strides}", rule, f"use at most {letters - 1}")
+
     @property
     def max_answers(self) -> int:
         return self.num_rungs
@@ -91,6 +103,10 @@ class GymnasiumConfig(ConstructedEnvironmentConfig):
     # short (few characters) | words (sentences, with a map if available) | numbers
     invalid_reward: InEval[float]  # reward of a response without an action; the environment is not stepped
 
+    @property
+    def forgets_earlier_turns(self) -> bool:
+        return True
+
 
 @option("task", "pettingzoo", examples=SEEDS, environment=f"{ENVIRONMENTS}.pettingzoo:make_pettingzoo_factory")
 @dataclass
@@ -104,6 +120,10 @@ class PettingzooConfig(ConstructedEnvironmentConfig):
     opponent: InEval[Opponent]  # policy of seats without an agent: random (uniform over legal actions)
     seat: InEval[int | str]
     # seat of the first agent, from 0; the others follow. alternate = chosen by the example's seed
+
+    @property
+    def forgets_earlier_turns(self) -> bool:
+        return True
 
 
 @option(

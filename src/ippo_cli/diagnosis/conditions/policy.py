@@ -10,7 +10,6 @@ from ippo_cli.config.schema import ActorKind, AgentConfig, Config, Dtype, Object
 from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.config.text import join_names
-from ippo_cli.config.vllm import collects_ahead
 from ippo_cli.diagnosis.finding import (
     Certainty,
     Evidence,
@@ -255,7 +254,7 @@ def _mismatch_evidence(config: Config, rows: Sequence[Row], name: str) -> tuple[
     difference = f"{name}/rollout/prob_diff/sampler"
     found = []
     # Episodes that were collected ahead have the ratio of an update.
-    is_current = config.rollout.recompute_logprobs or not collects_ahead(config)
+    is_current = config.rollout.recompute_logprobs or not config.rollout.collects_ahead
     if dtype is Dtype.fp32 and is_current and _median(rows, deviation) > RATIO_NOISE:
         found.append(metric_evidence(rows, deviation, "rounding is below 1e-4"))
     # Engines record probabilities of the filtered distribution.

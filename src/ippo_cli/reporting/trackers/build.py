@@ -66,7 +66,7 @@ def build_trackers(config: TrackerConfig, folder: Path, settings: Mapping[str, A
     if config.tensorboard:
         found.append(TensorBoardTracker(folder))
     if config.callback is not None:
-        found.append(CallbackTracker(config.callback))
+        found.append(CallbackTracker(config.callback, folder, settings))
     for kind in remote_trackers(config):
         assert isinstance(config, RemoteTrackerConfig)
         found.append(

@@ -10,6 +10,7 @@ from ippo_cli.config.schema import Advantage, Config, CreditAssignment, UpdateOr
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.training.methods.continuations import ContinuationValues
 from ippo_cli.training.methods.credit import CreditMeasurement
+from ippo_cli.training.methods.engine_state import EngineState
 from ippo_cli.training.methods.greedy_baseline import GreedyBaseline
 from ippo_cli.training.methods.happo import SequentialUpdates
 from ippo_cli.training.methods.method import Method
@@ -25,7 +26,7 @@ def build_methods(
     config: Config, folder: Path, algorithm: Algorithm, schedule: ExampleSchedule, device: torch.device
 ) -> list[Method]:
     """The methods that a configuration asks for; a checkpoint restores their states later."""
-    advantage, reward = config.algorithm.advantage, config.reward
+    advantage, reward = config.algorithm.estimator, config.reward
     methods: list[Method] = []
     if config.team.opponent_pool.every:
         methods.append(OpponentPool(config, folder, device))
@@ -35,6 +36,8 @@ def build_methods(
         methods.append(Refill(config.rollout.refill_rounds, schedule.curriculum))
     if config.algorithm.turn_groups.candidates > 1:
         methods.append(TurnCandidates())
+    if config.rollout.user_engine is not None:
+        methods.append(EngineState())
     if reward.credit_assignment is not CreditAssignment.none or reward.measure_credit_every:
         methods.append(CreditMeasurement())
     if config.team.share_rollouts:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.algorithms.estimator import Estimator, PenalizeTruncation
-from ippo_cli.algorithms.estimator import State as EstimatorState
-from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
-from ippo_cli.config.schema import Config, Truncation
+from ippo_cli.algorithms.estimator import Estimator, RowContext
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
+from ippo_cli.config.schema import Advantage, Config, Truncation
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import segment_gae
+from ippo_cli.planning.agent_shapes import AgentShapes
+from ippo_cli.planning.episode_length import response_tokens
+from ippo_cli.planning.method_plan import MethodPlan
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rollout.branches import MAX_EPISODES, State
 from ippo_cli.rollout.continuations import collect_continuations, state_key
@@ -147,15 +149,8 @@ class MonteCarloEstimator(Estimator):
 
     name = "monte_carlo"
 
-    def prepare(
-        self,
-        inputs: AdvantageInputs,
-        source: Source,
-        experience: Experience,
-        state: EstimatorState,
-        penalize: PenalizeTruncation,
-    ) -> AdvantageInputs:
-        if (found := experience.state_values.get(source.agent)) is None:
+    def prepare(self, inputs: AdvantageInputs, rows: RowContext) -> AdvantageInputs:
+        if (found := rows.experience.state_values.get(rows.source.agent)) is None:
             return inputs
         return replace(inputs, values=found.values, starts=found.starts)
 
@@ -213,3 +208,68 @@ def place_estimates(
     last = torch.where(starts, numbers, -1).cummax(dim=1).values
     spread = values.gather(1, last.clamp(min=0)).masked_fill((last < 0) | ~rollout.response_mask, 0.0)
     return spread, starts, variance.masked_fill(~starts, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuationCost:
+    """Upper limits for the continuations from the states of one agent, in one iteration on all ranks."""
+
+    states: int  # of a response
+    continuations: int  # of a state
+    episodes: int  # equal prompts of a group count once
+    tokens: int  # of all agents, for states that are evenly spread over episodes of maximum length
+
+
+def continuation_costs(config: Config, shapes: Mapping[str, AgentShapes]) -> dict[str, ContinuationCost | None]:
+    """The costs by trained agent, None where the number of states has no known limit; empty without continuations."""
+    count, size = config.algorithm.monte_carlo.continuations, config.rollout.buffer_size
+    if config.algorithm.estimator is not Advantage.monte_carlo or count is None:
+        return {}
+    prompts = size // config.rollout.num_generations
+    tokens = {name: response_tokens(config, name, agent.length) for name, agent in shapes.items()}
+    total = sum(tokens.values())
+    costs: dict[str, ContinuationCost | None] = {}
+    for name, agent in shapes.items():
+        if config.task.agents[name].frozen:
+            continue
+        limit = config.task.agents[name].rollout.max_new_tokens
+        states = config.algorithm.monte_carlo.count_states(agent.length.turns, limit)
+        costs[name] = None
+        if states is not None:
+            # After state j of n come (n - j) / n of the agent's tokens. Others repeat their turn of the same step.
+            turn, others = 1 / (agent.length.turns or math.inf), total - tokens[name]
+            ahead = [(states - number) / states for number in range(1, states)]
+            later = sum(part * tokens[name] + min(part + turn, 1.0) * others for part in ahead)
+            costs[name] = ContinuationCost(
+                states=states,
+                continuations=count,
+                episodes=count * (prompts + size * (states - 1)),
+                tokens=int(count * (prompts * total + size * later)),
+            )
+    return costs
+
+
+class ContinuationPlan(MethodPlan):
+    """The states, continuations and tokens of Monte-Carlo values, at most."""
+
+    @property
+    def rows_per_sample(self) -> int:
+        return self.config.algorithm.monte_carlo.continuations or 1
+
+    def describe(self, shapes: Mapping[str, AgentShapes]) -> Iterator[tuple[str, str]]:
+        for number, text in enumerate(describe_continuations(self.config, shapes)):
+            yield "" if number else "values", text
+
+
+def describe_continuations(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[str]:
+    """A line of text for each agent with Monte-Carlo values."""
+    own = config.rollout.buffer_size * sum(response_tokens(config, name, one.length) for name, one in shapes.items())
+    for name, cost in continuation_costs(config, shapes).items():
+        count = config.algorithm.monte_carlo.continuations
+        if cost is None:
+            yield f"{name}: {count} continuations from each state; the number of states depends on the responses"
+            continue
+        yield (
+            f"{name}: at most {cost.states} states of a response x {count} continuations, {cost.episodes} episodes per "
+            f"iteration; at most {cost.tokens} tokens, {cost.tokens / own:.1f} times those of the responses"
+        )

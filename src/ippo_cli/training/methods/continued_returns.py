@@ -16,6 +16,7 @@ from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import compute_raw_scores, process_scores
 from ippo_cli.rollout.branches import BranchEpisodes, State
 from ippo_cli.rollout.rows import build_rollout
+from ippo_cli.training.methods.reward_to_go import use_reward_to_go
 from ippo_cli.training.targets import Algorithm
 from ippo_cli.types import Batch, Episode, Experience, Rollout
 
@@ -92,7 +93,7 @@ def episode_returns(
         greedy={},
         views={} if view is None else {name: view},
     )
-    returns_algorithm = algorithm.with_reward_to_go(Credit.turn if is_by_turn else Credit.token)
+    returns_algorithm = use_reward_to_go(algorithm, Credit.turn if is_by_turn else Credit.token)
     targets, _ = returns_algorithm.compute_targets({name: agent}, experience)
     return targets[name].returns, targets[name].loss_mask.any(dim=1), rollout
 

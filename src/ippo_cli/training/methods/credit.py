@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ippo_cli.config.credit import is_credit_iteration, is_replay_iteration, samples_alternatives
+from ippo_cli.config.credit import is_credit_iteration, is_replay_iteration, needs_replays, samples_alternatives
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config, CreditAssignment
 from ippo_cli.engine import distributed
+from ippo_cli.planning.agent_shapes import AgentShapes
+from ippo_cli.planning.method_plan import MethodPlan
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.alternative_turns import AlternativeEpisode, alternatives_baseline
 from ippo_cli.rewards.baselines import CreditBaselines, TurnBaseline
@@ -22,6 +24,7 @@ from ippo_cli.rollout.counterfactual_generator import CounterfactualGenerator
 from ippo_cli.rollout.generator import Generator
 from ippo_cli.rollout.noise import uniforms
 from ippo_cli.tasks.task import max_turns_by_agent
+from ippo_cli.training.methods.credit_cost import alternatives_cost
 from ippo_cli.training.methods.method import Method, Player, Prompts
 from ippo_cli.types import Batch, Episode
 
@@ -161,3 +164,36 @@ def select_turns(config: Config, episodes: Sequence[Episode], agent: str, purpos
     return [
         State(episode=row, agent=agent, turn=turn, position=0) for row, turns in enumerate(selected) for turn in turns
     ]
+
+
+class CreditPlan(MethodPlan):
+    """The additional episodes of an iteration for credit assignment."""
+
+    def describe(self, shapes: Mapping[str, AgentShapes]) -> Iterator[tuple[str, str]]:
+        if (cost := _credit_cost(self.config)) is not None:
+            yield "credit", cost
+
+
+def _credit_cost(config: Config) -> str | None:
+    """The additional episodes per iteration for credit assignment; None without it."""
+    reward, size, agents = config.reward, config.rollout.buffer_size, len(config.task.agents)
+    how = reward.credit_assignment
+    if samples_alternatives(config):
+        return "; ".join(filter(None, [alternatives_cost(config), _replay_cost(config, agents, size)]))
+    others = config.rollout.num_generations - 1 if how is CreditAssignment.counterfactual else 1
+    parts = []
+    if how is not CreditAssignment.none:
+        again = f", each for {others} other answers" if others > 1 else ""
+        parts.append(f"{how.value}: {agents} x {size} more episodes are scored{again}")
+    return "; ".join(filter(None, [*parts, _replay_cost(config, agents, size)])) or None
+
+
+def _replay_cost(config: Config, agents: int, size: int) -> str | None:
+    if not needs_replays(config):
+        return None
+    every = config.reward.measure_credit_every
+    when = f"every {every} iterations " if every else ""
+    return (
+        f"{when}{agents} x {size} episodes are replayed, each with one agent's initial policy; turns of other "
+        "agents with unchanged prompts are reused"
+    )

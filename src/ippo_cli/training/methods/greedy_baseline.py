@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ippo_cli.algorithms.advantages import broadcast_rows, row_scores
-from ippo_cli.algorithms.estimator import Estimator, PenalizeTruncation, State
-from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
+from ippo_cli.algorithms.estimator import Estimator, RowContext
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.score import score
@@ -49,18 +49,11 @@ class GreedyEstimator(Estimator):
 
     name = "greedy_baseline"
 
-    def prepare(
-        self,
-        inputs: AdvantageInputs,
-        source: Source,
-        experience: Experience,
-        state: State,
-        penalize: PenalizeTruncation,
-    ) -> AdvantageInputs:
-        if (greedy := experience.greedy.get(source.agent)) is None:
+    def prepare(self, inputs: AdvantageInputs, rows: RowContext) -> AdvantageInputs:
+        if (greedy := rows.experience.greedy.get(rows.source.agent)) is None:
             return inputs
         rollout, scores = greedy
-        baseline = penalize(scores.score, rollout).sum(dim=1)
+        baseline = rows.penalize(scores.score, rollout).sum(dim=1)
         return replace(inputs, baseline=baseline, valid=inputs.valid & scores.valid)
 
     def estimate_rows(self, inputs: AdvantageInputs) -> AdvantageOutputs:

@@ -23,6 +23,7 @@ from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import policy_by_agent, trained_agents_by_policy
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_actor_lm
+from ippo_cli.planning.method_plan import MethodPlan
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rollout.collect import OnEpisodes
 from ippo_cli.rollout.generator import SamplingStream
@@ -329,3 +330,15 @@ def _is_intact(file: Path, digest: str) -> bool:
 def sort_ratings(ratings: Mapping[str, float]) -> list[tuple[str, float]]:
     """The ratings that are not NaN, highest first."""
     return sorted(((n, r) for n, r in ratings.items() if not math.isnan(r)), key=lambda entry: -entry[1])
+
+
+class OpponentPlan(MethodPlan):
+    """A snapshot of each policy in memory, and all of them on disk, including the one being written."""
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        return ("partner",) if self.config.team.opponent_pool.every else ()
+
+    @property
+    def num_stored_policies(self) -> int:
+        return self.config.team.opponent_pool.max_on_disk

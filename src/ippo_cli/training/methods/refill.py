@@ -6,7 +6,7 @@ The scores of all drawn groups are what a curriculum (`tasks/curriculum.py`) lea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ippo_cli.config.schema import RewardConfig
 from ippo_cli.engine import distributed
+from ippo_cli.planning.method_plan import MethodPlan
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.contract import Reward, select_rows
 from ippo_cli.rewards.retry import merge_rewards
@@ -337,3 +338,11 @@ def count_tokens(episodes: Sequence[Episode]) -> float:
     """Tokens that all agents generated in all ranks' episodes. Collective."""
     tokens = sum(len(turn.completion.ids) for episode in episodes for turn in episode.turns)
     return float(distributed.all_sum(torch.tensor(tokens, dtype=torch.float64)))
+
+
+class RefillPlan(MethodPlan):
+    """The most prompts of an iteration."""
+
+    def describe_prompts(self, prompts: int) -> Iterator[str]:
+        if rounds := self.config.rollout.refill_rounds:
+            yield f"up to {(1 + rounds) * prompts} prompts with rollout.refill_rounds={rounds}"

@@ -25,14 +25,17 @@ ESTIMATORS = {
 
 def build_estimator(config: AlgorithmConfig) -> Estimator:
     """The estimator of `algorithm.advantage`."""
-    return _load(ESTIMATORS[config.advantage.value])(config)
+    return _load(ESTIMATORS[config.estimator.value])(config)
 
 
 def build_parts(config: AlgorithmConfig) -> list[TargetPart]:
-    """The other parts of targets that a configuration asks for."""
-    if config.cross_agent.capability_window is None:
-        return []
-    return [_load(f"{METHODS}.shared_rows:Capabilities")(config)]
+    """The other parts of targets that a configuration asks for, in their order."""
+    places = [
+        *([f"{METHODS}.whitening:Whitening"] if config.advantage_normalization else []),
+        *([] if config.cross_agent.capability_window is None else [f"{METHODS}.shared_rows:Capabilities"]),
+        f"{METHODS}.ensembles:Disagreement",
+    ]
+    return [_load(place)(config) for place in places]
 
 
 def _load(place: str) -> Any:

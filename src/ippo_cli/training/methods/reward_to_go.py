@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ippo_cli.algorithms.estimator import Estimator
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
+from ippo_cli.config.schema import Advantage, Credit, Reweight
 from ippo_cli.formulas import reward_to_go, turn_gae
+from ippo_cli.training.targets import Algorithm
 
 
 class RewardToGo(Estimator):
@@ -30,3 +34,18 @@ class RewardToGo(Estimator):
         else:
             to_go = reward_to_go(inputs.rewards, inputs.mask, gamma=gamma)
         return AdvantageOutputs(advantages=to_go, returns=to_go, usable=inputs.valid)
+
+
+def use_reward_to_go(algorithm: Algorithm, credit: Credit) -> Algorithm:
+    """The algorithm with sums of later rewards as returns, which hold no values; the same in all else that changes
+    rewards. `credit`: the unit of an action.
+    """
+    config = replace(
+        algorithm.config,
+        advantage=Advantage.reward_to_go.value,
+        advantage_normalization=False,
+        gamma=1.0 if algorithm.config.gamma is None else algorithm.config.gamma,
+        credit=credit,
+        reweight=replace(algorithm.config.reweight, method=Reweight.none, power=None),
+    )
+    return replace(algorithm, config=config, only_returns=True)

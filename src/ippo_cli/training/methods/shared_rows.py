@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
+from ippo_cli.agents.centralized import vocabularies_match
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.behavior import row_weights
-from ippo_cli.algorithms.estimator import PenalizeTruncation, State, TargetPart
+from ippo_cli.algorithms.estimator import RowContext, State, TargetPart
 from ippo_cli.algorithms.inputs import AdvantageInputs, Source
-from ippo_cli.config.errors import IppoError
+from ippo_cli.config.errors import ConfigError, IppoError
 from ippo_cli.config.schema import AlgorithmConfig, Config
+from ippo_cli.config.shared_rollouts import shared_authors
 from ippo_cli.engine import distributed
+from ippo_cli.planning.method_plan import MethodPlan
 from ippo_cli.reporting.iteration_metrics import ratio
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.training.methods.method import Method, Outcome, Player, ScoredBuffer
@@ -57,15 +61,8 @@ class Capabilities(TargetPart):
 
     name = "cross_agent"
 
-    def prepare(
-        self,
-        inputs: AdvantageInputs,
-        source: Source,
-        experience: Experience,
-        state: State,
-        penalize: PenalizeTruncation,
-    ) -> AdvantageInputs:
-        return replace(inputs, capability=capability_ratio(state, source.agent, source.author))
+    def prepare(self, inputs: AdvantageInputs, rows: RowContext) -> AdvantageInputs:
+        return replace(inputs, capability=capability_ratio(rows.state, rows.source.agent, rows.source.author))
 
     def weigh(self, advantages: Tensor, inputs: AdvantageInputs, source: Source) -> Tensor:
         return advantages / inputs.capability if source.is_shared else advantages  # abler agents count more
@@ -183,3 +180,29 @@ def add_scores(
         new = [float(mean)] if distributed.any_rank(bool(own.valid.any())) else []
         result[name] = [*recent_scores.get(name, ()), *new][-window:]
     return result
+
+
+class SharedRowsPlan(MethodPlan):
+    """Agents that train on each other's responses, and so have one vocabulary."""
+
+    def authors(self, agent: str) -> tuple[str, ...]:
+        return shared_authors(self.config, agent)
+
+    def check_tokenizers(self, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> None:
+        if not self.config.team.share_rollouts:
+            return
+        (first, its), *others = tokenizers.items()
+        for name, own in others:
+            if not (vocabularies_match(its, own) and vocabularies_match(own, its)):
+                difference = "another vocabulary"
+            elif its.eos_token_id != own.eos_token_id:
+                difference = "another end-of-sequence token"
+            elif its.chat_template != own.chat_template:
+                difference = "another chat template"
+            else:
+                continue
+            raise ConfigError(
+                "team.share_rollouts=true",
+                f"trains {name} on the tokens of {first}, and {name}'s tokenizer has {difference}",
+                "use models of one family, of any size, or one actor.tokenizer",
+            )

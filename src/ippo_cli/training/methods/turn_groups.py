@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,17 +10,19 @@ import torch
 from torch.nn.functional import pad
 
 from ippo_cli.agents.team import Team
-from ippo_cli.algorithms.estimator import Estimator, PenalizeTruncation
-from ippo_cli.algorithms.estimator import State as EstimatorState
-from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
+from ippo_cli.algorithms.estimator import Estimator, RowContext
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
 from ippo_cli.config.schema import Config, FollowedCandidate
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import group_normalized
+from ippo_cli.planning.agent_shapes import AgentShapes
+from ippo_cli.planning.method_plan import MethodPlan
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rollout.branches import BranchEpisodes, State
 from ippo_cli.rollout.continuations import collect_continuations
 from ippo_cli.rollout.turn_groups import CandidateGroup, PlayBranches, branch_episodes
+from ippo_cli.tasks.task import max_turns_by_agent
 from ippo_cli.training.methods.continued_returns import episode_returns, state_columns
 from ippo_cli.training.methods.method import Buffer, FurtherTurns, Method, Outcome, Player, ScoredBuffer
 from ippo_cli.training.targets import Algorithm
@@ -111,15 +113,8 @@ class TurnGroupEstimator(Estimator):
 
     name = "turn_group"
 
-    def prepare(
-        self,
-        inputs: AdvantageInputs,
-        source: Source,
-        experience: Experience,
-        state: EstimatorState,
-        penalize: PenalizeTruncation,
-    ) -> AdvantageInputs:
-        return replace(inputs, turn_groups=experience.turn_groups.get(source.agent))
+    def prepare(self, inputs: AdvantageInputs, rows: RowContext) -> AdvantageInputs:
+        return replace(inputs, turn_groups=rows.experience.turn_groups.get(rows.source.agent))
 
     def estimate_rows(self, inputs: AdvantageInputs) -> AdvantageOutputs:
         assert inputs.turn_groups is not None
@@ -210,3 +205,26 @@ def build_rows(
         found.returns[row, place], found.label[row, place] = number, label
     found = TurnGroups(returns=found.returns.to(device), label=found.label.to(device))
     return CandidateRows(further=FurtherTurns(first_number=first, turns=turns), groups=found)
+
+
+class TurnGroupPlan(MethodPlan):
+    """The additional episodes of an iteration for candidates of turns."""
+
+    def describe(self, shapes: Mapping[str, AgentShapes]) -> Iterator[tuple[str, str]]:
+        if self.config.algorithm.turn_groups.candidates > 1:
+            yield "turn groups", _turn_group_cost(self.config)
+
+
+def _turn_group_cost(config: Config) -> str:
+    """The additional episodes per iteration for candidates of turns."""
+    branches, size = config.algorithm.turn_groups.branches, config.rollout.buffer_size
+    limits = max_turns_by_agent(config.task)
+    turns = [limits[name] for name, agent in config.task.agents.items() if not agent.frozen]
+    known = [limit for limit in turns if limit is not None]
+    if len(known) < len(turns):
+        return f"{branches} more episodes for each turn of each of {size} episodes, from the turn to the end"
+    total = sum(known)
+    return (
+        f"up to {total} turns x {branches} x {size} = {total * branches * size} more episodes, each from its turn to "
+        "the end"
+    )

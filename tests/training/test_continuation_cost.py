@@ -11,7 +11,7 @@ from ippo_cli.config.schema import Config
 from ippo_cli.models.shape import ModelShape
 from ippo_cli.planning.agent_shapes import AgentShapes
 from ippo_cli.planning.episode_length import EpisodeLength
-from ippo_cli.planning.value_states import ContinuationCost, continuation_costs, describe_continuations
+from ippo_cli.training.methods.continuations import ContinuationCost, continuation_costs, describe_continuations
 
 MODEL = ModelShape(sizes=(600, 400), layers=2, hidden=8, intermediate_size=8, kv_width=5, vocabulary=10)
 ONE_TURN = EpisodeLength(turns=1, sequence_tokens=20, row_tokens=20)
