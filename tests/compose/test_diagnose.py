@@ -75,6 +75,8 @@ def blamed(overrides: Sequence[str]) -> str:
             "rollout.zero3_gather=laier is not known; use one of all layer",
         ),
         (["deepspeed.stage=two"], "deepspeed.stage=two must be a whole number; "),
+        (["reward.processor={a: 1}"], "reward.processor={a: 1} must be a list; write 'reward.processor=[a,b]'"),
+        (["actor.model_args=[1]"], "actor.model_args=[1] must be a mapping; write 'actor.model_args={name:value}'"),
         (["rollout.top_k=1.5"], "rollout.top_k=1.5 must be a whole number; "),
         (["seed=[1"], "seed=[1 "),
         (["loss_type=dr_grpo"], "loss_type=dr_grpo is not a key here (TRL has it); use algorithm=dr_grpo"),

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ippo_cli.compose.aliases import SuggestionKind, find_suggestion, read_option_names
 from ippo_cli.compose.arguments import open_bracket_error
@@ -142,12 +142,16 @@ def _explain_agent(text: str, name: str, value: str, node: DictConfig) -> Config
 
 
 def _explain_value(text: str, name: str, value: str, error: Exception | Mistake, default: Any) -> ConfigError:
-    bare = value.strip("'\"")
+    text, bare = text.removeprefix("++"), value.strip("'\"")  # an open mapping gets its prefix by itself
     if (unclosed := open_bracket_error(text, bare)) is not None:
         return unclosed
     if any(bare.count(opening) != bare.count(closing) for opening, closing in ("[]", "{}")):
         return ConfigError(text, "has brackets that do not match", f"close every bracket, and quote it: '{name}=[a,b]'")
-    if not isinstance(error, Mistake):
+    if not isinstance(error, Mistake):  # a list and a mapping cannot be merged
+        if isinstance(default, ListConfig):
+            return ConfigError(text, LIST_RULE, f"write '{name}=[a,b]'")
+        if isinstance(default, DictConfig):
+            return ConfigError(text, "must be a mapping", f"write '{name}={{name:value}}'")
         return ConfigError(text, "is not a valid value", summarize_message(error))
     rule, remedy = value_rule(error, default)
     if rule == LIST_RULE and (several := text.partition("=")[2]) and not re.search(r"[\[\]{}'\"]", several):
