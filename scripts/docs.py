@@ -13,6 +13,7 @@ import re
 import sys
 import textwrap
 import tokenize
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, reduce
@@ -125,7 +126,7 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def comments(cls: type[Any]) -> dict[str, str]:
-    """What stands behind each field of a schema class: at the end of its line, or in the line after it."""
+    """What stands behind each field of a schema class: at the end of its line, or in the lines after it."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         source = inspect.getsource(base)
@@ -137,8 +138,16 @@ def comments(cls: type[Any]) -> dict[str, str]:
         for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 end = node.end_lineno or node.lineno
-                found[node.target.id] = by_line.get(end) or by_line.get(end + 1, "")
+                found[node.target.id] = by_line.get(end) or " ".join(_following_comments(source, by_line, end))
     return found
+
+
+def _following_comments(source: str, by_line: Mapping[int, str], end: int) -> Iterator[str]:
+    """The comments of the whole lines after a line."""
+    for number, line in enumerate(source.splitlines()[end:], end + 1):
+        if not line.strip().startswith("#"):
+            return
+        yield by_line[number]
 
 
 def hints(cls: type[Any]) -> dict[str, Any]:

@@ -19,13 +19,14 @@ def check_trainable(config: Config, ranks: int) -> None:
         compute_batch_sizes(config, ranks, len(load_task(config.task, config.seed).train))
         return
     # These import transformers, which the launcher does not need.
-    from ippo_cli.planning.prepare import Purpose, load_task_and_reward
+    from ippo_cli.planning.prepare import Purpose, check_user_methods, load_task_and_reward
     from ippo_cli.planning.resources import device_kind
     from ippo_cli.planning.served_agents import check_servers
     from ippo_cli.rewards.contract import close_reward
 
     device_kind(config.launch.device)
     warnings: list[str] = []  # training prints them
+    check_user_methods(config)
     _, reward = load_task_and_reward(config, ranks, Purpose.start, warnings.append)
     close_reward(reward)
     check_servers(config)
