@@ -331,7 +331,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     (("mode=critic",), {"evaluation.sampled": False, "task.primary_metric": "greedy/score"}, 1, "evaluation.sampled=f"),
     (
         (GRPO,),
-        {"rollout.refill_rounds": 2, "rollout.num_generations": 1, "algorithm.advantage": "function"},
+        {"rollout.refill_rounds": 2, "rollout.num_generations": 1, "algorithm.advantage": "my.py:estimate"},
         1,
         "rollout.refill_rounds=2 rollout.num_generations=1 replaces groups",
     ),
