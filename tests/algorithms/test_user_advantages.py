@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.algorithms.user_advantages import UserEstimator
 from ippo_cli.compose.former_keys import convert_config
 from ippo_cli.compose.load import load_config
@@ -164,3 +164,32 @@ def test_earlier_form_is_the_short_one(code: Path):
     assert convert_config(saved) == {"algorithm": {"advantage": "a.py:b", "advantage_function": None, "gamma": 1.0}}
     assert is_path_value("algorithm.advantage", "a.py:b")
     assert not is_path_value("algorithm.advantage", "gae")
+
+
+STATEFUL = """
+class Draining:
+    def __init__(self):
+        self.left = ["one", "two"]
+
+    def __call__(self, inputs, config):
+        self.left = self.left[1:]
+        return inputs.rewards * inputs.mask
+
+    def state_dict(self):
+        return {word: True for word in self.left}
+
+    def load_state_dict(self, state):
+        self.left = list(state)
+"""
+
+
+def test_empty_state_is_no_first_state(tmp_path: Path) -> None:
+    """A state that becomes empty is restored as empty, and not as that before the first iteration."""
+    (tmp_path / "own.py").write_text(STATEFUL)
+    estimator, state = build_estimator(algorithm(advantage=f"{tmp_path / 'own.py'}:Draining")), {}
+    assert isinstance(estimator, UserEstimator)
+    component: Any = estimator.component
+    for expected in (1, 0, 0):
+        _, state = estimator.estimate({Source("low", "low"): inputs()}, None, state)  # type: ignore[arg-type]
+        assert len(component.left) == expected
+        component.left = ["a", "call", "of", "an", "evaluation"]

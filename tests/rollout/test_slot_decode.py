@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ippo_cli.rollout import decode as decoding
 from ippo_cli.rollout import fixed_slots, noise, prompt_queue, slot_decode
 from ippo_cli.rollout.fixed_slots import FixedSlots
+from ippo_cli.rollout.kv_cache import KVCacheGroup
 from ippo_cli.rollout.model_runner import matches_full_forward
 from ippo_cli.rollout.slot_decode import GraphedStep, SlotState
 
@@ -134,6 +136,55 @@ def test_unknown_tokens_are_found_with_all_noise(asked: Any, llama: Any, monkeyp
     assert 0 < steps.count(False) < steps.count(True)
 
 
+def test_cache_is_no_wider_than_the_longest_row(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that have ended are counted until the host knows it; they need no further columns."""
+    widths: list[int] = []
+    plain, queue = FixedSlots.read_tokens, slot_decode.SlotDecoder._queue_outcome
+
+    def read_tokens(self: FixedSlots, tokens: torch.Tensor) -> torch.Tensor:
+        widths.append(self.width)
+        return plain(self, tokens)
+
+    def queue_copy(self: slot_decode.SlotDecoder) -> None:
+        queue(self)
+        newest = self._queued.pop()
+        self._queued.append(slot_decode.StepOutcome(newest.rows, newest.values.clone(), None))
+
+    monkeypatch.setattr(FixedSlots, "read_tokens", read_tokens)
+    monkeypatch.setattr(fixed_slots, "SMALLEST_WIDTH", 1)
+    monkeypatch.setattr(slot_decode.SlotDecoder, "_queue_outcome", queue_copy)
+    monkeypatch.setattr(slot_decode, "steps_late", lambda _: 3)
+    monkeypatch.setattr(decoding, "uses_slots", lambda _: True)
+    limit = 16 - asked.ids.shape[1]  # the longest row fills 16 columns
+    asked.decoded(llama, max_new_tokens=limit, min_new_tokens=limit)
+    assert max(widths) == 16
+
+
+def test_free_slots_return_to_position_zero(llama: Any) -> None:
+    runner = FixedSlots(llama, 3)
+    with runner.session():
+        runner.prefill(torch.tensor([[5, 6, 7], [0, 8, 9]]), np.array([3, 2]))
+        runner.keep(np.array([False, True]))
+    assert runner.num_tokens.tolist() == [0, 2, 0]
+
+
+def test_prompts_are_stored_once_before_copies(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    plain = KVCacheGroup.store
+
+    def store(self: KVCacheGroup, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        sizes.append(len(keys))
+        plain(self, layer, keys, values)
+
+    monkeypatch.setattr(KVCacheGroup, "store", store)
+    runner = FixedSlots(llama, 5)
+    with runner.session(), torch.no_grad():
+        logits = runner.prefill(torch.tensor([[5, 6, 7], [0, 8, 9]]), np.array([3, 2]), np.array([1, 0, 1, 1, 0]))
+    assert set(sizes) == {2}
+    assert runner.num_tokens.tolist() == [2, 3, 2, 2, 3]
+    assert torch.equal(logits[0], logits[3])
+
+
 def test_cache_widens(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = asked.decoded(llama, batch_size=4)
     monkeypatch.setattr(fixed_slots, "SMALLEST_WIDTH", 8)
@@ -150,7 +201,13 @@ class FakeGraph:
         self.replay = step
 
 
+@contextmanager
+def nothing_waits() -> Iterator[None]:
+    yield
+
+
 def test_graphs_are_recorded_once_per_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_decode, "_raise_where_host_waits", nothing_waits)
     runner: Any = SimpleNamespace(width=256, num_tokens=SimpleNamespace(device=SimpleNamespace(type="cuda")))
     steps, recorded = [], []
     step = GraphedStep(lambda: steps.append(runner.width), runner, name="Model")
@@ -167,21 +224,29 @@ def test_model_that_cannot_be_recorded_runs_plainly(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner: Any = SimpleNamespace(width=256, num_tokens=SimpleNamespace(device=SimpleNamespace(type="cuda")))
-    steps, tries = [], []
+    steps, mode = [], ["default"]
 
-    def record(self: GraphedStep) -> Any:
-        tries.append(1)
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+    @contextmanager
+    def raising() -> Iterator[None]:
+        mode.append("error")
+        yield
+
+    def take_step() -> None:
+        if mode[-1] == "error":
+            mode.pop()
+            raise RuntimeError("called a synchronizing CUDA operation\nmore")
+        steps.append(1)
 
     monkeypatch.setattr(slot_decode, "unrecordable_models", set())
-    monkeypatch.setattr(GraphedStep, "_record", record)
+    monkeypatch.setattr(slot_decode, "_raise_where_host_waits", raising)
+    monkeypatch.setattr(GraphedStep, "_record", lambda _: pytest.fail("a failed recording cannot be undone"))
     for _ in range(2):
-        step = GraphedStep(lambda: steps.append(1), runner, name="Model")
+        step = GraphedStep(take_step, runner, name="Model")
         for _ in range(4):
             step()
-    assert (len(steps), len(tries)) == (8, 1)
+    assert len(steps) == 8
     assert [record.message for record in caplog.records] == [
-        "Model decodes without CUDA graphs: operation not permitted when stream is capturing"
+        "Model decodes without CUDA graphs: called a synchronizing CUDA operation"
     ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.user_code.load import load_function
+from ippo_cli.user_code.load import load_component, load_function, try_state
 
 
 def test_file_imports_modules_of_its_folder(tmp_path: Path) -> None:
@@ -37,3 +37,66 @@ def test_latin_1_file_without_encoding_declaration_is_rejected(tmp_path: Path) -
         load_function(f"{tmp_path}/reward.py:score")
     (tmp_path / "cookie.py").write_text("# coding: latin-1\ndef score():\n    return 'caf\xe9'\n", encoding="latin-1")
     assert load_function(f"{tmp_path}/cookie.py:score")() == "caf\xe9"
+
+
+STATES = """
+class Counter:
+    def __init__(self, *, width=1):
+        self.count = 0
+
+    def state_dict(self):
+        return {"count": self.count}
+
+
+class Forgets(Counter):
+    def load_state_dict(self, state):
+        self.count += 1
+
+
+class Fails(Counter):
+    def load_state_dict(self, state):
+        self.count = state["counter"]
+
+
+class Right(Counter):
+    def load_state_dict(self, state):
+        self.count = state.pop("count")
+
+
+def width(inputs, config, width=1):
+    return inputs
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("Counter", "has one of state_dict and load_state_dict; write both, or neither"),
+        ("Fails", "KeyError: 'counter'.*; fix its load_state_dict"),
+        ("Forgets", "another state after .*; let load_state_dict restore all that state_dict returns"),
+    ],
+)
+def test_state_that_cannot_be_restored_is_rejected(name: str, rule: str, tmp_path: Path) -> None:
+    (tmp_path / "states.py").write_text(STATES)
+    component = load_component(f"{tmp_path}/states.py:{name}", "algorithm.advantage", {})
+    with pytest.raises(ConfigError, match=rule):
+        try_state(component, f"algorithm.advantage=states.py:{name}")
+
+
+def test_first_state_is_returned_after_a_trial(tmp_path: Path) -> None:
+    (tmp_path / "states.py").write_text(STATES)
+    component = load_component(f"{tmp_path}/states.py:Right", "algorithm.advantage", {})
+    assert try_state(component, "algorithm.advantage=states.py:Right") == {"count": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("width", "remove it, or make it a keyword-only parameter"),
+        ("Right", "remove it, or give the class a dataclass Keys with this field"),
+    ],
+)
+def test_unknown_key_of_code_names_how_to_declare_it(name: str, remedy: str, tmp_path: Path) -> None:
+    (tmp_path / "states.py").write_text(STATES)
+    with pytest.raises(ConfigError, match=f"is not a key of .*; {remedy}"):
+        load_component(f"{tmp_path}/states.py:{name}", "algorithm.advantage", {"width": 2})

@@ -17,10 +17,12 @@ from ippo_cli.config.schema import Advantage, AlgorithmConfig
 from ippo_cli.engine import distributed
 from ippo_cli.types import Experience
 from ippo_cli.user_code.errors import format_user_error
-from ippo_cli.user_code.load import check_call, load_component, read_state
+from ippo_cli.user_code.load import check_call, load_component, read_state, restore_state, try_state
 from ippo_cli.user_code.part_names import part_name
 
 KEY = "algorithm.advantage"
+EMPTY_STATE = {"__empty__": True}
+"""An empty state in a checkpoint, where {} is that before the first iteration."""
 UserFunction = Callable[[AdvantageInputs, AlgorithmConfig], Any]
 """Takes the rows of all ranks; returns advantages `[B, R]`, or a pair of advantages and returns, both `[B, R]`.
 
@@ -40,15 +42,16 @@ class UserEstimator(Estimator):
         self.setting = f"{KEY}={config.advantage}"
         self.component = load_component(config.advantage, KEY, config.advantage_args)
         check_call(self.component, self.setting, ("inputs", "config"))
-        self._first_state = read_state(self.component, self.setting)
+        self._first_state = try_state(self.component, self.setting)
 
     def estimate(
         self, inputs: Mapping[Source, AdvantageInputs], experience: Experience, state: State
     ) -> tuple[dict[Source, AdvantageOutputs], State]:
-        if self._first_state:  # always restored: evaluations and abandoned iterations leave no trace
-            self.component.load_state_dict(state or self._first_state)  # type: ignore[attr-defined]
+        stored = {} if state == EMPTY_STATE else state or self._first_state
+        restore_state(self.component, self.setting, stored)  # evaluations and abandoned iterations leave no trace
         outputs = {source: self.estimate_rows(own) for source, own in inputs.items()}
-        return outputs, read_state(self.component, self.setting)
+        has_state = hasattr(self.component, "state_dict")
+        return outputs, read_state(self.component, self.setting) or (dict(EMPTY_STATE) if has_state else {})
 
     def estimate_rows(self, inputs: AdvantageInputs) -> AdvantageOutputs:
         """Call the user's function with the rows of all ranks, and return those of this rank.

@@ -11,7 +11,7 @@ from torch import Tensor
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import AlgorithmConfig, has_own_loss
 from ippo_cli.user_code.errors import format_user_error
-from ippo_cli.user_code.load import check_call, load_component, read_state
+from ippo_cli.user_code.load import check_call, load_component, read_state, restore_state, try_state
 from ippo_cli.user_code.part_names import part_name
 
 KEY = "algorithm.objective"
@@ -32,6 +32,7 @@ class UserLoss:
         self.setting = f"{KEY}={config.objective}"
         self.component = load_component(config.objective, KEY, config.objective_args)
         check_call(self.component, self.setting, PARAMETERS)
+        try_state(self.component, self.setting)
 
     def compute(
         self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor
@@ -66,8 +67,7 @@ class UserLoss:
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """Restore the state."""
-        if stored:
-            self.component.load_state_dict(dict(stored))  # type: ignore[attr-defined]
+        restore_state(self.component, self.setting, stored)
 
     def _check_tensor(self, name: str, value: Any, mask: Tensor) -> Tensor:
         if not isinstance(value, Tensor) or value.shape != mask.shape:

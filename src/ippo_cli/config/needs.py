@@ -219,7 +219,7 @@ def _list_run_claims(config: Config) -> Iterator[Claim]:
     if config.critic.kind is CriticKind.centralized:
         yield Claim((Need.own_rows,), "critic=centralized", "critic=separate or value_head")
     if config.mode is Mode.critic:
-        yield Claim((Need.own_rows,), "mode=critic", "mode=train")
+        yield Claim((Need.own_rows, Need.sampler_logprobs), "mode=critic", "mode=train")
     if not rollout.recompute_logprobs:
         setting = "rollout.recompute_logprobs"
         yield Claim((Need.sampler_logprobs,), f"{setting}=false", f"{setting}=true")

@@ -239,7 +239,9 @@ def _decode_bytes(config: Config, name: str, agent: AgentShapes, rows: int, devi
     shape, width = agent.actor, bytes_per_weight(config.task.agents[name].actor.dtype)
     batch_rows, longest = min(config.rollout.decode_batch_size, rows), agent.length.sequence_tokens
     limit = config.task.agents[name].rollout.max_new_tokens
-    columns = cache_width(longest) if device == "cuda" else _max_cache_columns(longest, limit)
+    columns = _max_cache_columns(longest, limit)
+    if device == "cuda":  # restored contexts of later turns are copied to their slots
+        columns = cache_width(longest) + (longest if agent.length.turns != 1 else 0)
     cache = kv_bytes(shape, width) * batch_rows * columns
     logits = batch_rows * shape.vocabulary * (width + 12)
     prompts = min(max(PROMPT_TOKENS, longest), batch_rows * longest) * forward_bytes(shape, width)

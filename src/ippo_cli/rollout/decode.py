@@ -89,7 +89,10 @@ def decode(
     rows = np.flatnonzero(limits > state.lengths)
     # Ranks that gather weights layer by layer meet before every forward; adapters of several policies differ by row.
     in_slots = len(rows) > 0 and any_rank is None and select is None and uses_slots(model)
-    runner = FixedSlots(model, min(batch_size, len(rows))) if in_slots else model_runner_for(model)
+    if in_slots:
+        runner = FixedSlots(model, min(batch_size, len(rows)), int((lengths + limits)[rows].max()))
+    else:
+        runner = model_runner_for(model)
     turns = None
     if prefixes is not None:
         assert keys is not None

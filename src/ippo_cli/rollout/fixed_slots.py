@@ -28,8 +28,11 @@ class FixedSlots(ContinuousBatching):
     included, so that it can be recorded as a CUDA graph. Prompts are read as in `ContinuousBatching` and then copied.
     """
 
-    def __init__(self, model: nn.Module, slots: int = 8) -> None:
+    def __init__(self, model: nn.Module, slots: int = 8, max_columns: int | None = None) -> None:
+        """`max_columns`: the most tokens of a row, prompt included; None: unknown."""
         super().__init__(model)
+        self._max_columns = max_columns
+        self._copies: np.ndarray | None = None  # the prompt index of each row of the prefill in progress
         self.num_tokens = torch.zeros(slots, dtype=torch.long, device=self._device)
         """`[slots]`: tokens that each slot has read; the column of its next token."""
         self.width = 0
@@ -55,6 +58,15 @@ class FixedSlots(ContinuousBatching):
         with super().session(0):
             yield
 
+    def prefill(self, ids: Tensor, lengths: np.ndarray, copies: np.ndarray | None = None) -> Tensor:
+        """See `ContinuousBatching`. Each distinct prompt is stored once before it is copied to the rows' slots."""
+        self._copies = copies
+        try:
+            logits = super().prefill(ids, lengths)
+        finally:
+            self._copies = None
+        return logits if copies is None else logits[torch.from_numpy(copies).to(self._device)]
+
     def decode(self, tokens: Tensor) -> Tensor:
         """Read one token for each live row; logits `[n, V]` after it."""
         places = torch.from_numpy(self._rows).to(self._device)
@@ -66,6 +78,8 @@ class FixedSlots(ContinuousBatching):
     def reserve_column(self) -> None:
         """Make room for one more token in every live row."""
         self._lengths[self._rows] += 1
+        if self._max_columns is not None:  # rows that have ended are counted until the host knows it
+            np.minimum(self._lengths, self._max_columns, out=self._lengths)
         if len(self._rows):
             self._resize(int(self._lengths[self._rows].max()))
 
@@ -81,12 +95,13 @@ class FixedSlots(ContinuousBatching):
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
         """Free the slots of rows that are not alive; return the previous index of each remaining row."""
-        self._rows = self._rows[alive]
+        self.free(self._rows[~alive])
         return np.flatnonzero(alive)
 
     def free(self, slots: np.ndarray) -> None:
-        """Free some slots."""
+        """Free some slots. Their position returns to 0: some rotary embeddings depend on the largest of all rows."""
         self._rows = self._rows[~np.isin(self._rows, slots)]
+        self.num_tokens[torch.from_numpy(slots).to(self._device)] = 0
 
     def park(self, rows: np.ndarray) -> list[Prefix]:
         """Return the keys and values of all tokens read by some live rows, `[n]` bool."""
@@ -143,21 +158,23 @@ class FixedSlots(ContinuousBatching):
         return mask[:, None, None]
 
     def _add(self, group: KVCacheGroup, positions: Tensor) -> None:
-        """Copy the rows of a group to free slots."""
-        free = np.setdiff1d(np.arange(len(self)), self._rows)[: len(group)]
-        assert len(free) == len(group), "no free slot"
-        counts = group.used - group.starts
+        """Copy the rows of a group, or `_copies` of them, to free slots; the group is freed layer by layer."""
+        rows = np.arange(len(group)) if self._copies is None else self._copies
+        free = np.setdiff1d(np.arange(len(self)), self._rows)[: len(rows)]
+        assert len(free) == len(rows), "no free slot"
+        starts = group.starts[rows]
+        counts = group.used - starts
         self._lengths[free] = counts
         self._rows = np.concatenate([self._rows, free])
         self._allocate(group)
         self._resize(int(self._lengths[self._rows].max()))
-        row, column = np.repeat(np.arange(len(group)), counts), _count_within(counts) + np.repeat(group.starts, counts)
+        row, column = np.repeat(rows, counts), _count_within(counts) + np.repeat(starts, counts)
         source = torch.from_numpy(row).to(self._device), torch.from_numpy(column).to(self._device)
         to = self._token_places(free, counts)
         for buffers, parts in ((self._keys, group.keys), (self._values, group.values)):
-            for layer, part in parts.items():
-                buffers[layer].transpose(1, 2)[to] = part.transpose(1, 2)[source]
-        self.num_tokens[torch.from_numpy(free).to(self._device)] = positions
+            for layer in list(parts):
+                buffers[layer].transpose(1, 2)[to] = parts.pop(layer).transpose(1, 2)[source]
+        self.num_tokens[torch.from_numpy(free).to(self._device)] = positions[torch.from_numpy(rows).to(self._device)]
 
     def _allocate(self, group: KVCacheGroup) -> None:
         for buffers, parts in ((self._keys, group.keys), (self._values, group.values)):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -144,8 +145,9 @@ class SlotState:
 class GraphedStep:
     """A step that a GPU replays as one CUDA graph for each width of the cache; elsewhere a plain call.
 
-    The first two steps of a width run as plain calls: libraries prepare their workspaces in them. A model
-    runs plainly if its forward cannot be recorded, since it reads a value on the host.
+    The first two steps of a width run as plain calls: libraries prepare their workspaces in them, and the second one
+    raises where the host would wait for the device. Such a model runs plainly: a failed recording would leave the
+    allocator in an undefined state.
     """
 
     def __init__(self, step: Callable[[], None], runner: FixedSlots, *, name: str) -> None:
@@ -160,19 +162,29 @@ class GraphedStep:
             self._graphs[width].replay()
             return
         plain = self._plain_steps.get(width, 0)
-        if plain < 2 or not self._is_gpu or self._name in unrecordable_models:
-            self._plain_steps[width] = plain + 1
+        self._plain_steps[width] = plain + 1
+        if plain == 0 or not self._is_gpu or self._name in unrecordable_models:
             self._step()
-            return
-        self._graphs.clear()  # a cache only widens
-        try:
+        elif plain == 1:
+            self._try_step()
+        else:
+            self._graphs.clear()  # a cache only widens
             self._graphs[width] = self._record()
+            self._graphs[width].replay()
+
+    def _try_step(self) -> None:
+        """A plain step; a model that reads a value on the host is not recorded, and takes the step again.
+
+        An operation that waits raises before it ends, and a step changes no state before its last operations, so that
+        the same step can be taken again.
+        """
+        try:
+            with _raise_where_host_waits():
+                self._step()
         except RuntimeError as error:
             unrecordable_models.add(self._name)
             _log.warning("%s decodes without CUDA graphs: %s", self._name, str(error).splitlines()[0])
             self._step()
-            return
-        self._graphs[width].replay()
 
     def _record(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -180,6 +192,16 @@ class GraphedStep:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._step()
         return graph
+
+
+@contextmanager
+def _raise_where_host_waits() -> Iterator[None]:
+    former = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(former)
 
 
 def steps_late(is_gpu: bool) -> int:

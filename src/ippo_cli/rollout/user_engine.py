@@ -31,10 +31,11 @@ from ippo_cli.rollout.generator import (
     make_sampling,
 )
 from ippo_cli.rollout.policy import GenerationPolicy
+from ippo_cli.rollout.sampling import Sampling
 from ippo_cli.rollout.tensor_hash import TensorHash
 from ippo_cli.types import Completion
 from ippo_cli.user_code.errors import format_user_error
-from ippo_cli.user_code.load import load_component, read_state
+from ippo_cli.user_code.load import load_component, read_state, restore_state, try_state
 
 KEY = "rollout.engine"
 MADE_UP_TOKENS = 4  # of a prompt and of a response before the run
@@ -65,8 +66,14 @@ class UserEngine:
 
     def __init__(self, config: RolloutConfig, model: EngineModel) -> None:
         self.setting, self.component = load_engine(config)
+        self.first_state = self.state_dict()
         self._model, self._version = model, 0
         self._waiting: deque[EngineRequest] = deque()
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the model that it samples for."""
+        return self._model.tokenizer
 
     @property
     def has_weights(self) -> bool:
@@ -115,7 +122,8 @@ class UserEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> list[str]:
         self._version = version
-        return list(self._call("update_weights", weights) or ())
+        self._call("update_weights", weights)
+        return []
 
     def verify_weights(self, hashes: Mapping[str, TensorHash]) -> list[str]:
         return []
@@ -139,8 +147,7 @@ class UserEngine:
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """Restore the state."""
-        if stored:
-            self._call("load_state_dict", dict(stored))
+        restore_state(self.component, self.setting, stored)
 
     def _read_result(self, request: EngineRequest, result: Any) -> EngineOutput:
         if self.has_logprobs and not (isinstance(result, tuple) and len(result) == 2):
@@ -258,7 +265,7 @@ def load_engine(config: RolloutConfig) -> tuple[str, Any]:
     setting, component = f"{KEY}={code}", load_component(code, KEY, args)
     if not callable(getattr(component, "generate", None)):
         raise ConfigError(setting, "has no method generate(requests)", "write a class with this method")
-    read_state(component, setting)
+    try_state(component, setting)
     return setting, component
 
 
@@ -285,9 +292,20 @@ def try_engine(
         check_taker(config, Taker(needs, engine.setting, effect, remedy))
     if engine.has_weights:  # it has none yet
         return
-    engine.start()
-    prompt = list(range(min(MADE_UP_TOKENS, len(model.tokenizer))))
-    sampling = make_sampling(config.rollout)
+    if hasattr(engine.component, "state_dict") and config.team.opponent_pool.every:
+        setting = f"team.opponent_pool.every={config.team.opponent_pool.every}"
+        rule = f"plays episodes with other engines than the one of {engine.setting}, which has a state"
+        raise ConfigError(setting, rule, "use 0, or an engine without state_dict")
+    try:
+        engine.start()
+        _try_requests(engine, make_sampling(config.rollout))
+    finally:
+        engine.close()
+
+
+def _try_requests(engine: UserEngine, sampling: Sampling) -> None:
+    """Let an engine complete made-up prompts, twice."""
+    prompt = list(range(min(MADE_UP_TOKENS, len(engine.tokenizer))))
     requests = [
         EngineRequest(key=key, prompt=prompt, sampling=sampling, stop_ids=(), max_new_tokens=MADE_UP_TOKENS, seed=key)
         for key in range(2)
@@ -301,7 +319,6 @@ def try_engine(
             "returned other tokens for the same seeds",
             "draw random numbers from request.seed, or write deterministic = False: resumed runs then differ",
         )
-    engine.close()
 
 
 def _to_list(value: Any) -> list[Any]:

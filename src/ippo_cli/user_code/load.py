@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -63,7 +64,8 @@ def load_component(name: str, key: str, args: Mapping[str, Any]) -> Callable[...
     build: Callable[..., Any] = found
     args_key = f"{key}_args"
     for unknown in args.keys() - known:
-        remedy = f"use one of {' '.join(sorted(known))}" if known else "remove it"
+        form = "give the class a dataclass Keys with this field" if is_class else "make it a keyword-only parameter"
+        remedy = f"use one of {' '.join(sorted(known))}" if known else f"remove it, or {form}"
         raise ConfigError(f"{args_key}.{unknown}={args[unknown]}", f"is not a key of {setting}", remedy)
     try:
         if is_class:
@@ -119,6 +121,29 @@ def read_state(component: Any, setting: str) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise ConfigError(setting, f"returned {type(state).__name__} as state_dict", "return a mapping")
     return stored
+
+
+def restore_state(component: Any, setting: str, stored: Mapping[str, Any]) -> None:
+    """Restore the state of a component that has one. Raises `ConfigError` for an exception."""
+    if not hasattr(component, "load_state_dict"):
+        return
+    try:
+        component.load_state_dict(copy.deepcopy(dict(stored)))
+    except Exception as error:
+        raise ConfigError(setting, f"raised {format_user_error(error)}", "fix its load_state_dict") from error
+
+
+def try_state(component: Any, setting: str) -> dict[str, Any]:
+    """The first state of a component, after it has been restored once."""
+    first = read_state(component, setting)
+    restore_state(component, setting, first)
+    if read_state(component, setting) != first:
+        raise ConfigError(
+            setting,
+            "has another state after load_state_dict(state_dict())",
+            "let load_state_dict restore all that state_dict returns",
+        )
+    return first
 
 
 def _load_entry_point(name: str, setting: str, group: str) -> Callable[..., Any]:

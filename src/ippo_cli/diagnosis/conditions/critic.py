@@ -160,7 +160,7 @@ def _is_biased(config: Config, rows: Sequence[Row], name: str) -> bool:
     last, first_value = rows[-LAST_ROWS:], metric_value(rows[0], f"{name}/targets/value")
     values, returns = ([metric_value(row, f"{name}/targets/{key}") for row in last] for key in ("value", "return"))
     pairs = list(zip(values, returns, strict=True))
-    has_moved = any(abs(value - first_value) >= UNMOVED * abs(target - first_value) for value, target in pairs)
+    has_moved = not all(abs(value - first_value) < UNMOVED * abs(target - first_value) for value, target in pairs)
     learner = critic_by_agent(config).get(name, policy_by_agent(config)[name])
     stds = [row.get(f"{learner}/value/return_std", 1.0) for row in last]
     squares = [(std * _value_error(config, [row], name)) ** 2 for std, row in zip(stds, last, strict=True)]

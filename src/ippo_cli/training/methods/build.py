@@ -28,6 +28,8 @@ def build_methods(
     """The methods that a configuration asks for; a checkpoint restores their states later."""
     advantage, reward = config.algorithm.estimator, config.reward
     methods: list[Method] = []
+    if config.rollout.user_engine is not None:
+        methods.append(EngineState())  # first: others play episodes with the engine
     if config.team.opponent_pool.every:
         methods.append(OpponentPool(config, folder, device))
     if advantage is Advantage.greedy_baseline:
@@ -36,8 +38,6 @@ def build_methods(
         methods.append(Refill(config.rollout.refill_rounds, schedule.curriculum))
     if config.algorithm.turn_groups.candidates > 1:
         methods.append(TurnCandidates())
-    if config.rollout.user_engine is not None:
-        methods.append(EngineState())
     if reward.credit_assignment is not CreditAssignment.none or reward.measure_credit_every:
         methods.append(CreditMeasurement())
     if config.team.share_rollouts:

@@ -25,7 +25,7 @@ class EngineState(Method):
         self._states: list[list[dict[str, Any]]] = []  # by rank and engine; empty before the first iteration
 
     def state_dict(self) -> dict[str, Any]:
-        return {"states": self._states} if any(any(own) for own in self._states) else {}
+        return {"states": self._states} if self._states else {}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         self._states = stored.get("states", [])
@@ -33,10 +33,11 @@ class EngineState(Method):
     def play_before(
         self, player: Player, prompts: Prompts, play: Callable[[SamplingStream], list[Episode]], clock: Stopwatch
     ) -> None:
-        if self._states:
-            own = self._states[distributed.rank() % len(self._states)]
-            for engine, state in zip(find_user_engines(player.generator), own, strict=True):
-                engine.load_state_dict(state)
+        engines = find_user_engines(player.generator)
+        firsts = [engine.first_state for engine in engines]
+        own = self._states[distributed.rank() % len(self._states)] if self._states else firsts
+        for engine, state in zip(engines, own, strict=True):
+            engine.load_state_dict(state)
 
     def commit(self, player: Player, outcome: Outcome) -> None:
         own = [engine.state_dict() for engine in find_user_engines(player.generator)]
