@@ -84,7 +84,7 @@ def test_damaged_rows_are_reported(call: Call, run: Path) -> None:
     (run / "metrics.jsonl").write_text("".join([*rows[:4], "oops\n", *rows[4:]]))
     assert call(str(run))[1].splitlines()[:2] == [
         "outputs/default/20260101-000000-aaaaaa: done after 4 iterations",
-        "line 5 of metrics.jsonl is damaged: later rows were not examined",
+        "incomplete: metrics.jsonl is damaged at line 5: later rows are not read",
     ]
     assert json.loads(call(str(run), "--json")[1])["damaged_line"] == 5
 

@@ -95,6 +95,7 @@ def test_all_options_pass_the_checks(choice: str, config: Make, monkeypatch: pyt
     serves_evaluation_only = choice == "rollout=openai_server"
     more = ["rollout.server.url=[http://127.0.0.1:8000]"] if serves_evaluation_only else []
     more += ["task.program=play.py:play"] if choice == "task=program" else []
+    more += ["rollout.engine=my.py:Engine"] if choice == "rollout=engine" else []
     if choice in ("task=refine", "task=think_solve"):
         more += ["actor.alphabet=printable"]  # no reference answers
     if choice == "task=calculator":
@@ -401,21 +402,6 @@ def test_agent_needs_only_a_template() -> None:
     assert (made.template, made.system, made.answer) == ("x", None, None)
     with pytest.raises(ConfigError, match=r"^task\.agents\.bob\.template is missing; "):
         load_config(["++task.agents={bob:{answer:x}}"])
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("critic.kind=none", "use critic=none"),
-        ("actor.kind=full", "use actor=full"),
-        ("task.kind=jsonl", "use task=jsonl"),
-    ],
-)
-def test_kind_without_option_suggests_option(override: str, message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        load_config([override])
-    assert split(raised.value)[0] == override
-    assert message in split(raised.value)[2]
 
 
 @pytest.mark.parametrize("choices", [(), ("task=jsonl", "actor=full", "critic=value_head", "reward=function")])

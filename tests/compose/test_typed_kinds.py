@@ -25,7 +25,7 @@ WRONG = [  # the last override is refused; the options that have this kind
     (["team.kind=shared_base"], "use team=shared_base"),
     (["sweep.kind=optuna"], "use sweep=optuna or sweep=ppo_learning_rates or sweep=ppo_pretrained"),
     (["critic.kind=none,value_head"], "use critic=none or critic=value_head"),
-    (["rollout.kind=sglang"], "use rollout=OPTION: hf openai_server vllm"),
+    (["rollout.kind=sglang"], "use rollout=OPTION: engine hf openai_server vllm"),
 ]
 
 

@@ -102,6 +102,8 @@ def test_a_damaged_row_is_noted(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").write_text("".join([*lines[:5], "{oops\n", *lines[6:]]))
     record = RunRecord(folder)
     assert (len(record.metrics), record.damaged_line) == (5, 6)
-    assert build_payload([record], "t").notes == ["Line 6 of metrics.jsonl of a is damaged; later rows are missing."]
+    assert build_payload([record], "t").notes == [
+        "Run a is incomplete: metrics.jsonl is damaged at line 6: later rows are not read."
+    ]
     (folder / "metrics.jsonl").write_text("".join(lines[:5]) + '{"iteration": 5, "a')
     assert RunRecord(folder).damaged_line is None

@@ -92,8 +92,8 @@ def test_hint_for_bare_number_or_list(returned: str, works: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("score", "does not name both a file or module and a function"),
-        (":score", "does not name both a file or module and a function"),
+        ("score", "is not an entry point of ippo.rewards; .* use your own as path.py:name"),
+        (":score", "is not an entry point of ippo.rewards; .* use your own as path.py:name"),
         ("nowhere.py:score", "points to .*nowhere.py, which is not a file"),
         ("no_such_module_here:score", "cannot be imported"),
         (".relative:score", "cannot be imported"),

@@ -43,6 +43,7 @@ OF_SERVERS = ("url", "token_env", "start_timeout_s", "request_timeout_s", "conte
 OF_OPENENV = ("url", "token_env", "max_sessions", "reset_args", "action_", "observation_f")
 WITH_ENGINES = (  # read where an engine, a server or tools answer, which other tests have
     "rollout.vllm.",
+    "rollout.engine",
     "rollout.server.",
     *(f"{where}actor.{key}" for where in ("", "task.agents.*.") for key in OF_SERVERS),
     *(f"task.{key}" for key in OF_OPENENV),

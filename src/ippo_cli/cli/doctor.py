@@ -91,8 +91,6 @@ def report_run(path: Path, *, as_json: bool) -> None:
     print_text(f"{display_path(folder)}: {record.status} after {trained}{examined}")
     for text in missing:
         print_text(f"incomplete: {text}")
-    if record.damaged_line is not None:
-        print_text(f"line {record.damaged_line} of metrics.jsonl is damaged: later rows were not examined")
     print_text(format_diagnosis(diagnosis, warnings, iterations, _find_failure(record)))
 
 

@@ -132,10 +132,6 @@ def _add_metrics(found: Payload, runs: Sequence[RunRecord], run_data: Sequence[d
         data["name"] = name
         data["logged_iterations"] = sum(row["iteration"] > 0 for row in run.metrics)
         found.notes += [f"Run {name} is incomplete: {text}." for text in find_missing_parts(run)]
-        if run.damaged_line is not None:
-            found.notes.append(
-                f"Line {run.damaged_line} of metrics.jsonl of {name} is damaged; later rows are missing."
-            )
     if reduced:
         found.notes.append(
             f"Curves of {reduced} of {len(runs)} runs have at most {limit} points: the extremes of each interval of "

@@ -50,8 +50,8 @@ def _missing_rows(run: RunRecord) -> Iterator[str]:
     expected, present = count + has_initial, _count_lines(run.folder / "metrics.jsonl")
     if present < expected:
         yield f"metrics.jsonl has {present} of {expected} rows"
-    elif run.damaged_line is not None:
-        yield f"metrics.jsonl is damaged at line {run.damaged_line}"
+    if run.damaged_line is not None:
+        yield f"metrics.jsonl is damaged at line {run.damaged_line}: later rows are not read"
     rows = [row["iteration"] for row in run.metrics]
     if repeated := [later for earlier, later in pairwise(rows) if later <= earlier]:
         yield f"metrics.jsonl repeats iteration {repeated[0]:.0f}"

@@ -228,12 +228,12 @@ def test_step_receives_finished_if_it_has_the_parameter(file: str) -> None:
     world.reset(row(0), 0)
     step = world.step({"one": Action("ye", finished=False)})
     assert (step.terminated, step.truncated, step.ended) == (False, True, frozenset())
-    assert world.environment.history == [({"one": "ye"}, {"one": False})]
+    assert world.environment.received == [({"one": "ye"}, {"one": False})]
     alone = make_environment_factory(own(f"{file}:Listening"))()
     alone.reset(row(1), 0)
     step = alone.step({"solo": Action("yes", finished=True)})
     assert (step.terminated, step.ended) == (True, {"solo"})
-    assert alone.environment.history == [("yes", True)]
+    assert alone.environment.received == [("yes", True)]
 
 
 def test_errors_inside_are_raised(file: str) -> None:

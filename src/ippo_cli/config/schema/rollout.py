@@ -145,8 +145,7 @@ class VllmRolloutConfig(RolloutConfig):
 
     vllm: VllmConfig
     max_sampler_gap: Changeable[Annotated[float, Range(0.0, open_low=True)] | None]
-    # bound on the mean |log p_train - log p_sampler| of an agent's tokens; above it the run ends; null = off
-    # default: 0.1 in bf16; in fp32 0.001, on a GPU 0.01; 0.5 with ahead=1
+    # largest mean |log p_train - log p_sampler| of an agent's tokens; above it the run ends; null = off
     ahead: Annotated[int, Range(0, 1)]
     # 1: while an iteration trains, the next one's episodes are collected with the weights before that update
     in_flight_updates: bool  # ahead=1: responses in progress after the update continue with the new weights
