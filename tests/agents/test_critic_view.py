@@ -361,8 +361,8 @@ def test_own_tokens_truncated_last() -> None:
 def test_rewritten_history_starts_new_sequence() -> None:
     first = Turn(agent="low", step=0, observation="1", prompt=ids("1"), completion=make_completion("ab"))
     other_one = Turn(agent="high", step=1, observation="2", prompt=ids("2"), completion=make_completion("c"))
-    anew = Turn(agent="low", step=2, observation="3", prompt=ids("1b3"), completion=make_completion("d"))
-    found = view([an_episode(turns=[first, other_one, anew])], "low", layout())
+    rewritten = Turn(agent="low", step=2, observation="3", prompt=ids("1b3"), completion=make_completion("d"))
+    found = view([an_episode(turns=[first, other_one, rewritten])], "low", layout())
     texts = read(found.rollout)[0]
     assert [texts[column] for column in sorted(texts) if column >= 0] == [
         "1",

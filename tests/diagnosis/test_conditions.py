@@ -188,7 +188,7 @@ def test_condition_needs_all_of_its_evidence(
 
 
 def value_metrics(value: float, target: float) -> dict[str, float]:
-    """Metrics of a critic whose squared error has a variance of the returns of 0.2, and its bias."""
+    """Metrics of a critic with a squared error of the variance of returns, 0.2, and of its bias."""
     loss = ((target - value) ** 2 + 0.2) / 2
     return {"targets/value": value, "targets/return": target, "value/loss": loss, "value/explained_variance": 0.0}
 

@@ -315,7 +315,7 @@ def test_replays_count_initial_policies_and_cost(tmp_path, capsys) -> None:
     show_plan(config)
     output = " ".join(capsys.readouterr().out.split())
     assert "2 x 16 more episodes are scored, each for 3 other answers" in output
-    assert "anew" not in output
+    assert "replayed" not in output
     config, _ = small_config(tmp_path)
     show_plan(config)
     assert "credit " not in capsys.readouterr().out

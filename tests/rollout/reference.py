@@ -177,7 +177,7 @@ class Replay:
     observations: dict[
         str, list[str]
     ]  # observations of each agent, in order; the last one has no response if truncated
-    responses: dict[str, list[tuple[str, bool]]]  # text, and whether it ended by itself
+    responses: dict[str, list[tuple[str, bool]]]  # text, and whether it ended before its limit
     steps: dict[str, list[int]]
     rewards: list[Mapping[str, float]]
     terminated: bool = False

@@ -102,10 +102,10 @@ def test_alternatives_equal_episodes_that_are_generated_completely(
     states = all_states(episodes)
     found = alternatives(players, episodes, states, [1, 2])
     monkeypatch.setattr("ippo_cli.rollout.alternatives.AlternativeGenerator", Anew)
-    anew = alternatives(players, episodes, states, [1, 2])
-    assert [transcript(episode) for episode in found.episodes] == [transcript(episode) for episode in anew.episodes]
+    complete = alternatives(players, episodes, states, [1, 2])
+    assert [transcript(episode) for episode in found.episodes] == [transcript(episode) for episode in complete.episodes]
     assert not any(found.has_diverged)
-    assert found.num_tokens < anew.num_tokens
+    assert found.num_tokens < complete.num_tokens
     changed = set()
     for (state, number), episode in zip(
         [(state, number) for state in states for number in (1, 2)], found.episodes, strict=True

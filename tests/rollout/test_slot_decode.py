@@ -206,12 +206,12 @@ def nothing_waits() -> Iterator[None]:
     yield
 
 
-def test_graphs_are_recorded_once_per_width(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_are_captured_once_per_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_decode, "_raise_where_host_waits", nothing_waits)
     runner: Any = SimpleNamespace(width=256, num_tokens=SimpleNamespace(device=SimpleNamespace(type="cuda")))
     steps, recorded = [], []
     step = GraphedStep(lambda: steps.append(runner.width), runner, name="Model")
-    monkeypatch.setattr(GraphedStep, "_record", lambda self: recorded.append(runner.width) or FakeGraph(self._step))
+    monkeypatch.setattr(GraphedStep, "_capture", lambda self: recorded.append(runner.width) or FakeGraph(self._step))
     for width in (256, 512):
         runner.width = width
         for _ in range(5):
@@ -220,7 +220,7 @@ def test_graphs_are_recorded_once_per_width(monkeypatch: pytest.MonkeyPatch) -> 
     assert recorded == [256, 512]
 
 
-def test_model_that_cannot_be_recorded_runs_plainly(
+def test_model_that_cannot_be_captured_runs_plainly(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner: Any = SimpleNamespace(width=256, num_tokens=SimpleNamespace(device=SimpleNamespace(type="cuda")))
@@ -237,9 +237,9 @@ def test_model_that_cannot_be_recorded_runs_plainly(
             raise RuntimeError("called a synchronizing CUDA operation\nmore")
         steps.append(1)
 
-    monkeypatch.setattr(slot_decode, "unrecordable_models", set())
+    monkeypatch.setattr(slot_decode, "uncapturable_models", set())
     monkeypatch.setattr(slot_decode, "_raise_where_host_waits", raising)
-    monkeypatch.setattr(GraphedStep, "_record", lambda _: pytest.fail("a failed recording cannot be undone"))
+    monkeypatch.setattr(GraphedStep, "_capture", lambda _: pytest.fail("a failed capture cannot be undone"))
     for _ in range(2):
         step = GraphedStep(take_step, runner, name="Model")
         for _ in range(4):
@@ -254,10 +254,10 @@ def test_slots_match_full_forward(llama: Any, monkeypatch: pytest.MonkeyPatch) -
     assert matches_full_forward(llama, FixedSlots)
     plain = FixedSlots._build_mask
 
-    def shifted(self: FixedSlots, dtype: torch.dtype, window: int | None) -> torch.Tensor:
+    def shift_mask(self: FixedSlots, dtype: torch.dtype, window: int | None) -> torch.Tensor:
         return plain(self, dtype, window).roll(1, dims=-1)
 
-    monkeypatch.setattr(FixedSlots, "_build_mask", shifted)
+    monkeypatch.setattr(FixedSlots, "_build_mask", shift_mask)
     assert not matches_full_forward(llama, FixedSlots)
 
 
@@ -266,10 +266,10 @@ def test_slots_of_ended_rows_are_reused(llama: Any) -> None:
     with runner.session():
         ids = torch.tensor([[5, 6, 7], [0, 8, 9]])
         runner.prefill(ids, np.array([3, 2]))
-        assert runner.newest_slots.tolist() == [0, 1]
+        assert runner.live_slots.tolist() == [0, 1]
         runner.free(np.array([0]))
         runner.prefill(ids[:1], np.array([3]), np.array([0, 0]))
-        assert runner.newest_slots.tolist() == [1, 0, 2]
+        assert runner.live_slots.tolist() == [1, 0, 2]
         assert runner.num_tokens.tolist() == [3, 2, 3]
         with pytest.raises(AssertionError, match="no free slot"):
             runner.prefill(ids[:1], np.array([3]))

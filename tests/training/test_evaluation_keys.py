@@ -192,7 +192,7 @@ def classifier(folder: Path, language_model: Path) -> Path:
     return folder
 
 
-def scored(body: Any, _: int) -> ServerAnswer:
+def score_request(body: Any, _: int) -> ServerAnswer:
     """Responses of a fake scorer and a fake judge."""
     if "rows" in body:
         return ServerAnswer({"rows": [1.0] * len(body["rows"])})
@@ -201,7 +201,7 @@ def scored(body: Any, _: int) -> ServerAnswer:
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    with serving(scored) as served:
+    with serving(score_request) as served:
         yield served.url
 
 

@@ -19,11 +19,11 @@ GROUPS = sorted({door.group for door in DOORS.values()})
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installed package with an entry point `soft_one` in each group."""
-    (tmp_path / "my_package_of_doors.py").write_text("def one(*arguments):\n    return 1\n")
+    (tmp_path / "my_package_of_doors.py").write_text("def return_one(*arguments):\n    return 1\n")
     info = tmp_path / "my_package_of_doors-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package_of_doors\nVersion: 1.0\n")
-    names = "soft_one = my_package_of_doors:one\nlost_one = my_package_of_doors:two\n"
+    names = "soft_one = my_package_of_doors:return_one\nlost_one = my_package_of_doors:two\n"
     points = (f"[{group}]\n{names}" for group in GROUPS)
     (info / "entry_points.txt").write_text("\n".join(points))
     monkeypatch.syspath_prepend(tmp_path)

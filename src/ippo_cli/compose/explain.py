@@ -142,7 +142,7 @@ def _explain_agent(text: str, name: str, value: str, node: DictConfig) -> Config
 
 
 def _explain_value(text: str, name: str, value: str, error: Exception | Mistake, default: Any) -> ConfigError:
-    text, bare = text.removeprefix("++"), value.strip("'\"")  # an open mapping gets its prefix by itself
+    text, bare = text.removeprefix("++"), value.strip("'\"")  # keys of open mappings have got this prefix
     if (unclosed := open_bracket_error(text, bare)) is not None:
         return unclosed
     if any(bare.count(opening) != bare.count(closing) for opening, closing in ("[]", "{}")):

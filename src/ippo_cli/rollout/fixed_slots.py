@@ -48,7 +48,7 @@ class FixedSlots(ContinuousBatching):
         return len(self._numbers)
 
     @property
-    def newest_slots(self) -> np.ndarray:
+    def live_slots(self) -> np.ndarray:
         """The slots of live rows, in their order; the last ones are those of the latest prefill."""
         return self._rows
 

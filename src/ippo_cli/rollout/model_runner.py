@@ -137,7 +137,7 @@ class _TracedContinuousBatching(_AttentionTrace, ContinuousBatching):
 
 class _TracedFixedSlots(_AttentionTrace, FixedSlots):
     def _order_rows(self, part: Tensor) -> Tensor:
-        return part[torch.from_numpy(self.newest_slots).to(part.device)] if self._decoding else part
+        return part[torch.from_numpy(self.live_slots).to(part.device)] if self._decoding else part
 
 
 _TRACED = {ContinuousBatching: _TracedContinuousBatching, FixedSlots: _TracedFixedSlots}

@@ -27,8 +27,8 @@ Poll = Callable[[int, int], None]  # finished rows, all rows
 OnRowsFinished = Callable[[list[int], list[Completion]], None]  # rows, and their completions
 STEPS_LATE = 2
 """Steps that a GPU has queued when the host reads the outcome of an earlier one."""
-unrecordable_models: set[str] = set()
-"""Classes of models with a step that could not be recorded."""
+uncapturable_models: set[str] = set()
+"""Classes of models with a step that cannot be captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class SlotState:
         """
         live = self.rows.live.clone()
         logits = self._runner.read_tokens(self.rows.tokens)
-        advances = self._record(logits, self.rows, with_fixed_shapes=with_fixed_shapes)
+        advances = self._sample_tokens(logits, self.rows, with_fixed_shapes=with_fixed_shapes)
         self._runner.num_tokens += advances
         self._write_outcome(live & ~advances)
 
@@ -98,14 +98,14 @@ class SlotState:
             live=torch.ones_like(places, dtype=torch.bool),
             seen=None if self.rows.seen is None else state.find_seen_tokens(rows, len(self.stops)),
         )
-        self._record(logits, new, with_fixed_shapes=False)
+        self._sample_tokens(logits, new, with_fixed_shapes=False)
         for field in fields(SlotRows):
             part = getattr(self.rows, field.name)
             if part is not None:
                 part[to] = getattr(new, field.name)
         self._write_outcome(torch.zeros_like(self.rows.live))
 
-    def _record(self, logits: Tensor, rows: SlotRows, *, with_fixed_shapes: bool) -> Tensor:
+    def _sample_tokens(self, logits: Tensor, rows: SlotRows, *, with_fixed_shapes: bool) -> Tensor:
         """Sample a token for each row and write it where the row is live and the token known; returns these rows,
         `[n]` bool.
         """
@@ -127,7 +127,7 @@ class SlotState:
             written.append((state.behavior_logprobs, choice.behavior_logprobs))
         for buffer, new in written:
             flat = buffer.view(-1)
-            flat[rows.places] = torch.where(advances, new, flat[rows.places])  # every slot has a cell of its own
+            flat[rows.places] = torch.where(advances, new, flat[rows.places])  # no two slots share a cell
         if rows.seen is not None:
             newest = choice.tokens[:, None]
             rows.seen.scatter_(1, newest, rows.seen.gather(1, newest) | advances[:, None])
@@ -146,7 +146,7 @@ class GraphedStep:
     """A step that a GPU replays as one CUDA graph for each width of the cache; elsewhere a plain call.
 
     The first two steps of a width run as plain calls: libraries prepare their workspaces in them, and the second one
-    raises where the host would wait for the device. Such a model runs plainly: a failed recording would leave the
+    raises where the host would wait for the device. Such a model runs plainly: a failed capture would leave the
     allocator in an undefined state.
     """
 
@@ -163,17 +163,17 @@ class GraphedStep:
             return
         plain = self._plain_steps.get(width, 0)
         self._plain_steps[width] = plain + 1
-        if plain == 0 or not self._is_gpu or self._name in unrecordable_models:
+        if plain == 0 or not self._is_gpu or self._name in uncapturable_models:
             self._step()
         elif plain == 1:
             self._try_step()
         else:
             self._graphs.clear()  # a cache only widens
-            self._graphs[width] = self._record()
+            self._graphs[width] = self._capture()
             self._graphs[width].replay()
 
     def _try_step(self) -> None:
-        """A plain step; a model that reads a value on the host is not recorded, and takes the step again.
+        """A plain step; a model that reads a value on the host is not captured, and takes the step again.
 
         An operation that waits raises before it ends, and a step changes no state before its last operations, so that
         the same step can be taken again.
@@ -182,11 +182,11 @@ class GraphedStep:
             with _raise_where_host_waits():
                 self._step()
         except RuntimeError as error:
-            unrecordable_models.add(self._name)
+            uncapturable_models.add(self._name)
             _log.warning("%s decodes without CUDA graphs: %s", self._name, str(error).splitlines()[0])
             self._step()
 
-    def _record(self) -> torch.cuda.CUDAGraph:
+    def _capture(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         # Threads of rewards and environments may use the device meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -266,7 +266,7 @@ class SlotDecoder:
                 logits = self._runner.prefill(new.ids, new.lengths, new.prompt_index)
             else:
                 logits = self._turns.prefill(new)
-            slots = self._runner.newest_slots[-len(new.rows) :]
+            slots = self._runner.live_slots[-len(new.rows) :]
             self._rows[slots] = new.rows
             if self._slots is None:
                 self._slots = SlotState(self._state, self._runner, logits.shape[1])

@@ -42,7 +42,7 @@ MADE_UP_TOKENS = 4  # of a prompt and of a response before the run
 EFFECTS: Mapping[str, tuple[tuple[Need, ...], str, str]] = {
     "update_weights": (
         (Need.current_weights, Need.policy_samples),
-        "has no update_weights, so it samples with weights of its own",
+        "has no update_weights, so it samples with other weights",
         "an engine with update_weights",
     ),
     "update_adapter": ((Need.adapter_transfer,), "has no update_adapter", "an engine with update_adapter"),
@@ -253,7 +253,7 @@ def build_user_generator(
 
 
 def find_user_engines(generator: Any) -> list[UserEngine]:
-    """The engines of a generator and of those that it consists of."""
+    """The engines of a generator and of its parts."""
     parts = [engine for part in getattr(generator, "parts", ()) for engine in find_user_engines(part)]
     return [*getattr(generator, "user_engines", ()), *parts]
 
