@@ -6,6 +6,7 @@ import copy
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from ippo_cli.config.errors import EngineError
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
 from ippo_cli.rollout.engine_pool import EnginePool
-from ippo_cli.rollout.noise import UniformNoise, uniforms
+from ippo_cli.rollout.noise import GumbelNoise, TokenNoise, UniformNoise, uniforms
 from ippo_cli.rollout.sampling import sample_tokens
 from ippo_cli.rollout.tensor_hash import TensorHash, tensor_hash
 
@@ -26,7 +27,9 @@ class FakeEngine:
     Weights may be loaded from another thread between two steps. `step_s`: least seconds of a step.
     """
 
-    def __init__(self, model: EngineModel, original: Any, *, hold: int = 0, step_s: float = 0.0) -> None:
+    def __init__(
+        self, model: EngineModel, original: Any, *, hold: int = 0, step_s: float = 0.0, temperature_factor: float = 1.0
+    ) -> None:
         self.model, self.lm = model, copy.deepcopy(original)
         for parameter in self.lm.parameters():
             parameter.data.zero_()
@@ -35,6 +38,7 @@ class FakeEngine:
         self.version = 0
         self.loads: list[int] = []
         self.most_in_flight = 0
+        self.temperature_factor = temperature_factor  # of a sampler that is wrong
         self.hold = hold  # steps for which every second request waits
         self.steps = 0
         self.corrupt: str | None = None
@@ -69,9 +73,13 @@ class FakeEngine:
             if self.hold and key % 2 and self.steps % (self.hold + 1):
                 continue
             tokens = torch.tensor([[*request.prompt, *ids]])
-            sampling = request.sampling
-            noise = UniformNoise(uniforms(request.seed % 2**31, "fake", torch.tensor([0]), len(ids) + 1))
-            logits, place = self.lm(input_ids=tokens).logits[:, -1], torch.tensor([len(ids)])
+            temperature = self.temperature_factor * request.sampling.temperature
+            sampling, place = replace(request.sampling, temperature=temperature), torch.tensor([len(ids)])
+            noise: TokenNoise = UniformNoise(uniforms(request.seed % 2**31, "fake", torch.tensor([0]), len(ids) + 1))
+            if request.noise is not None:
+                place += request.noise.position
+                noise = GumbelNoise(torch.tensor([request.noise.key]), int(place) + 1)
+            logits = self.lm(input_ids=tokens).logits[:, -1]
             chosen = sample_tokens(logits, sampling, noise=noise, places=place, seen=None, banned=None)
             ids.append(int(chosen.tokens))
             logprobs.append(float(chosen.behavior_logprobs))

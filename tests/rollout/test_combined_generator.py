@@ -87,7 +87,7 @@ def test_each_agent_is_asked_where_its_model_is(server: tuple[str, ModelServer],
     partner = generator.generate(["high"], requests("high"), replace(DRAWS, greedy=True))
     assert sorted(answers.prompts[before:]) == [request.prompt for request in requests("high")]
     assert all(0 < len(done.ids) <= ROLLOUT.max_new_tokens for done in partner)
-    assert generator.take_seconds() == {}
+    assert generator.take_metrics() == {}
     generator.close()
 
 

@@ -58,8 +58,8 @@ def test_weights_are_transferred_when_they_change() -> None:
     assert (low.loads, high.loads) == ([1, 2], [1])
     for name, parameter in players.policies["low"].policy.lm.named_parameters():
         assert torch.equal(dict(low.lm.named_parameters())[name], parameter)
-    assert generator.take_seconds()["time/weights"] > 0
-    assert generator.take_seconds()["time/weights"] == 0
+    assert generator.take_metrics()["time/weights"] > 0
+    assert generator.take_metrics()["time/weights"] == 0
 
 
 def test_agents_with_one_model_share_an_engine() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ippo_cli.config.batch_sizes import fit_mini_batch
-from ippo_cli.config.schema import Mode
+from ippo_cli.config.schema import Mode, OnPolicy
 from ippo_cli.engine.number_formats import default_dtype, has_gpu
 
 
@@ -18,9 +18,10 @@ def register_resolvers() -> None:
         OmegaConf.register_new_resolver(name, resolver, replace=True)
 
 
-def default_behavior_level(rollout: str, ratio_base: str) -> str:
+def default_behavior_level(rollout: str, ratio_base: str, on_policy: str = OnPolicy.approximate.value) -> str:
     """The default of `algorithm.behavior_correction.level`: engines round differently than the trainer."""
-    return "token" if rollout == "vllm" and ratio_base == "policy" else "none"
+    is_corrected = rollout == "vllm" and ratio_base == "policy" and on_policy != OnPolicy.exact.value
+    return "token" if is_corrected else "none"
 
 
 def default_behavior_cap(rollout: str, level: str) -> float | None:
@@ -28,9 +29,16 @@ def default_behavior_cap(rollout: str, level: str) -> float | None:
     return 2.0 if rollout == "vllm" and level != "none" else None
 
 
-def default_recompute_logprobs(ratio_base: str) -> bool:
-    """The default of `rollout.recompute_logprobs` with an engine: a ratio to the sampler needs no second forward."""
-    return ratio_base == "policy"
+def default_recompute_logprobs(ratio_base: str, on_policy: str = OnPolicy.approximate.value) -> bool:
+    """The default of `rollout.recompute_logprobs` with an engine: a ratio to the sampler needs no second forward, and
+    the verification of drafts is one.
+    """
+    return ratio_base == "policy" and on_policy != OnPolicy.exact.value
+
+
+def default_verify_rounds(on_policy: str) -> int | None:
+    """The default of `rollout.verify_rounds`; None where nothing is verified."""
+    return 4 if on_policy == OnPolicy.exact.value else None
 
 
 def default_max_sampler_gap(
@@ -60,6 +68,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "behavior_level": default_behavior_level,
     "behavior_cap": default_behavior_cap,
     "recompute_logprobs": default_recompute_logprobs,
+    "verify_rounds": default_verify_rounds,
     "max_sampler_gap": default_max_sampler_gap,
     "patience": default_patience,
 }

@@ -223,6 +223,9 @@ def _list_run_claims(config: Config) -> Iterator[Claim]:
     if not rollout.recompute_logprobs:
         setting = "rollout.recompute_logprobs"
         yield Claim((Need.sampler_logprobs,), f"{setting}=false", f"{setting}=true")
+    if rollout.verifies_drafts:
+        setting = "rollout.on_policy"
+        yield Claim((Need.current_weights,), f"{setting}=exact", f"{setting}=approximate")
     if (limit := rollout.gap_limit) is not None:
         yield Claim((Need.sampler_logprobs,), f"rollout.max_sampler_gap={limit}", "rollout.max_sampler_gap=null")
     if config.evaluation.greedy:

@@ -17,6 +17,7 @@ from ippo_cli.config.schema import (
     Mode,
     OpenAIServerRolloutConfig,
     RatioBase,
+    SamplingConfig,
     SamplingMethod,
     VllmConfig,
     VllmMode,
@@ -34,6 +35,7 @@ OWN_ARGUMENTS = {
     "gpu_memory_utilization": "rollout.vllm.kv_cache_gib",
     "kv_cache_memory_bytes": "rollout.vllm.kv_cache_gib",
     "load_format": "actor.model",
+    "logits_processors": "nothing: rollout.on_policy=exact sets them",
     "logprobs_mode": "nothing: log-probabilities of the sampling distribution are needed",
     "max_lora_rank": "actor.rank",
     "max_loras": "team=shared_base",
@@ -139,6 +141,22 @@ def _check_agent(
 ) -> Iterator[ConfigError]:
     """An agent's sampling and model."""
     sampling, actor = agent.rollout, agent.actor
+    if not rollout.verifies_drafts:  # else the engine draws tokens as rollout=hf does
+        yield from _check_sampling(where, name, sampling, rollout, algorithm)
+    if quantization_args(actor):
+        yield ConfigError(
+            f"{where}actor.model_args",
+            "quantises the base, and vLLM would quantise it differently",
+            "use rollout=hf",
+        )
+    if isinstance(actor, LoraActorConfig) and actor.use_dora:
+        yield ConfigError(f"{where}actor.use_dora=true", "is not supported by vLLM", "use false, or rollout=hf")
+
+
+def _check_sampling(
+    where: str, name: str, sampling: SamplingConfig, rollout: VllmRolloutConfig, algorithm: AlgorithmConfig
+) -> Iterator[ConfigError]:
+    """Settings that vLLM's sampler applies differently, and filters of its log-probabilities."""
     if sampling.temperature > 2:
         yield ConfigError(
             f"{where}rollout.temperature={sampling.temperature}", "is more than vLLM allows", "use at most 2"
@@ -163,14 +181,6 @@ def _check_agent(
             f"use {'algorithm.ratio_base=policy, rollout=hf' if to_sampler else 'true'}, or no filter "
             "(top_p, top_k, min_p, repetition_penalty, min_new_tokens)",
         )
-    if quantization_args(actor):
-        yield ConfigError(
-            f"{where}actor.model_args",
-            "quantises the base, and vLLM would quantise it differently",
-            "use rollout=hf",
-        )
-    if isinstance(actor, LoraActorConfig) and actor.use_dora:
-        yield ConfigError(f"{where}actor.use_dora=true", "is not supported by vLLM", "use false, or rollout=hf")
 
 
 def _is_address(text: str) -> bool:

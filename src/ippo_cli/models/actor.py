@@ -159,6 +159,10 @@ class Policy(nn.Module):
             router_loss=routers,
         )
 
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits `[n, V]` in the states `[n, H]`; use few at once, since a vocabulary is large."""
+        return self._logits[0](states)
+
     def _reference_kl(
         self, chosen: Tensor, reference: Policy, sequences: Sequences, *, temperature: float, chunk_tokens: int
     ) -> Tensor:

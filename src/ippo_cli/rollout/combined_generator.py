@@ -38,8 +38,8 @@ class CombinedGenerator:
         self._main.close()
         self._served.close()
 
-    def take_seconds(self) -> dict[str, float]:
-        return self._main.take_seconds()
+    def take_metrics(self) -> dict[str, float]:
+        return self._main.take_metrics()
 
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         names = list(agents)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,14 @@ class EngineModel:
     max_rows: int  # requests decoded at once
     max_adapters: int = 0  # 0: no LoRA adapters
     max_adapter_rank: int = 0
+    has_noise: bool = False  # whether requests have the noise of their tokens
+
+
+class TokenNoiseKey(NamedTuple):
+    """The Gumbel noise of a request's tokens (`rollout/noise.py`)."""
+
+    key: int  # of the row
+    position: int  # of the first token that the engine samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,7 @@ class EngineRequest:
     max_new_tokens: int
     seed: int
     adapter: str | None = None
+    noise: TokenNoiseKey | None = None  # draws the trained model's tokens where the engine has its distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

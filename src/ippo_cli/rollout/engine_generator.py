@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ippo_cli.config.errors import EngineError, NonFiniteError
-from ippo_cli.config.schema import RolloutConfig, SamplingConfig
+from ippo_cli.config.schema import RolloutConfig, SamplingConfig, SamplingMethod
 from ippo_cli.config.text import join_names
 from ippo_cli.engine import distributed
-from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest, InferenceEngine
+from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest, InferenceEngine, TokenNoiseKey
 from ippo_cli.rollout.engine_pool import EnginePool
 from ippo_cli.rollout.generator import (
     OnFinished,
@@ -31,6 +30,7 @@ from ippo_cli.rollout.generator import (
 )
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.sampling import Sampling
+from ippo_cli.rollout.stop_strings import contains_stop_string, length_to_stop_string
 from ippo_cli.rollout.tensor_hash import TensorHash, tensor_hash
 from ippo_cli.types import Completion
 
@@ -139,8 +139,8 @@ class EngineGenerator:
             self._engines.release(source.engine)
         self._sources = []
 
-    def take_seconds(self) -> dict[str, float]:
-        """Seconds of transfers since the last call, by metric."""
+    def take_metrics(self) -> dict[str, float]:
+        """Seconds of transfers since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return {"time/weights": seconds}
 
@@ -180,6 +180,7 @@ class EngineGenerator:
                 max_new_tokens=min(sampling.max_new_tokens, room - len(request.response)),
                 seed=request_seed(draws, request),
                 adapter=self._adapter_of[request.agent],
+                noise=self._noise_key(request, draws),
             )
         )
         return key
@@ -194,6 +195,12 @@ class EngineGenerator:
             min_new_tokens=max(0, sampling.min_new_tokens - length),
             stop_strings=(*sampling.stop_strings, *request.stop_strings),
         )
+
+    def _noise_key(self, request: Request, draws: SamplingStream) -> TokenNoiseKey | None:
+        """The noise of a draft, which its verification uses as well."""
+        if not self._config.verifies_drafts or draws.greedy or self._config.sampling is not SamplingMethod.gumbel:
+            return None
+        return TokenNoiseKey(int(draws.gumbel_keys([request])), len(request.response))
 
     def step(self, *, waits: bool = True) -> list[tuple[int, Completion]]:
         """Advance all requests; the keys and completions of those that ended. Not collective.
@@ -240,6 +247,7 @@ class EngineGenerator:
                 max_rows=self._config.decode_batch_size,
                 max_adapters=len(adapters),
                 max_adapter_rank=max(ranks, default=0),
+                has_noise=self._config.verifies_drafts,
             )
             source = _Source(policy=lead, engine=self._engines.acquire(model, number), agents=agents, adapters=adapters)
             sources.append(source)
@@ -312,12 +320,12 @@ class EngineGenerator:
         response = list(request.response)
         values = [math.nan] * len(output.ids) if output.logprobs is None else output.logprobs
         all_ids, all_logprobs = [*response, *output.ids], [*[0.0] * len(response), *values]
-        length = _length_to_stop_string(all_ids, stop_strings, tokenizer)
+        length = length_to_stop_string(all_ids, stop_strings, tokenizer)
         ids, logprobs = all_ids[:length], torch.tensor(all_logprobs[:length], dtype=torch.float32)
         if output.logprobs is not None and not torch.isfinite(logprobs).all():
             raise NonFiniteError(f"{request.agent}: the engine's log-probabilities are not finite numbers")
         stops = self._stop_ids[request.agent]
-        finished = bool(ids) and (ids[-1] in stops or _contains_stop_string(ids, stop_strings, tokenizer))
+        finished = bool(ids) and (ids[-1] in stops or contains_stop_string(ids, stop_strings, tokenizer))
         text = str(
             tokenizer.decode(
                 ids, skip_special_tokens=True, clean_up_tokenization_spaces=False, spaces_between_special_tokens=False
@@ -380,37 +388,6 @@ def request_seed(draws: SamplingStream, request: Request) -> int:
     """The seed of a request, below 2**63: a function of (seed, purpose, agent, index, turn or seed of the request)."""
     name = f"{draws.seed}/{draws.purpose}/{request.agent}/{request.index}{request.stream or '/0'}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
-
-
-def _length_to_stop_string(ids: Sequence[int], stops: Sequence[str], tokenizer: Any) -> int:
-    """The number of tokens up to the first that completes a stop string: engines may generate some more, where the
-    text of a token depends on the next one.
-    """
-    if not stops or not ids or not any(stop in _decode_all(ids[:-1], tokenizer) for stop in stops):
-        return len(ids)
-    ends = range(1, len(ids) + 1)
-    return next((end for end in ends if _contains_stop_string(ids[:end], stops, tokenizer)), len(ids))
-
-
-def _contains_stop_string(ids: Sequence[int], stops: Sequence[str], tokenizer: Any) -> bool:
-    """Whether the last tokens contain a stop string; special tokens count as text."""
-    if not stops:
-        return False
-    tail = 8 + max(len(stop.encode()) for stop in stops)
-    text = _decode_all(ids[-tail:], tokenizer)
-    return any(stop in text for stop in stops)
-
-
-def _decode_all(ids: Sequence[int], tokenizer: Any) -> str:
-    """The text of tokens; special tokens are part of it."""
-    return str(
-        tokenizer.decode(
-            ids,
-            skip_special_tokens=False,
-            clean_up_tokenization_spaces=False,
-            spaces_between_special_tokens=False,
-        )
-    )
 
 
 def _list_names(names: Sequence[str]) -> str:

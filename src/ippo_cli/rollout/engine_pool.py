@@ -57,4 +57,5 @@ def _shape(model: EngineModel) -> Hashable:
         model.max_rows,
         model.max_adapters,
         model.max_adapter_rank,
+        model.has_noise,
     )

@@ -85,7 +85,11 @@ class SamplingStream:
         """The noise of responses of up to `width` tokens, `[len(requests), width]`."""
         if method is SamplingMethod.inverse_cdf:
             return UniformNoise(self._draw(requests, lambda stream, index: uniforms(self.seed, stream, index, width)))
-        return GumbelNoise(self._draw(requests, lambda stream, index: row_keys(self.seed, stream, index)), width)
+        return GumbelNoise(self.gumbel_keys(requests), width)
+
+    def gumbel_keys(self, requests: Sequence[Request]) -> Tensor:
+        """The keys of the Gumbel noise of each request, `[n]` int64 (`row_keys`)."""
+        return self._draw(requests, lambda stream, index: row_keys(self.seed, stream, index))
 
     def _draw(self, requests: Sequence[Request], draw: Callable[[str, Tensor], Tensor]) -> Tensor:
         """Draw numbers `[n, ...]` for the requests of each stream, and return those of all requests, in order."""
@@ -119,8 +123,8 @@ class Generator(Protocol):
         """Release everything; the generator cannot be used afterwards."""
         ...
 
-    def take_seconds(self) -> dict[str, float]:
-        """Seconds spent on preparation since the last call, by metric."""
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics since the last call, by name: seconds of preparation, and what a kind of generator counts."""
         ...
 
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
@@ -162,7 +166,7 @@ class WrappedGenerator:
     def close(self) -> None:
         """Its generator belongs to others."""
 
-    def take_seconds(self) -> dict[str, float]:
+    def take_metrics(self) -> dict[str, float]:
         return {}
 
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
@@ -237,7 +241,7 @@ class HfGenerator:
     def close(self) -> None:
         self.finish_collection()
 
-    def take_seconds(self) -> dict[str, float]:
+    def take_metrics(self) -> dict[str, float]:
         return {}
 
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:

@@ -63,12 +63,12 @@ class RoutedGenerator:
         for generator in self._generators.values():
             generator.close()
 
-    def take_seconds(self) -> dict[str, float]:
-        seconds: dict[str, float] = {}
+    def take_metrics(self) -> dict[str, float]:
+        metrics: dict[str, float] = {}
         for generator in self._generators.values():
-            for name, value in generator.take_seconds().items():
-                seconds[name] = seconds.get(name, 0.0) + value
-        return seconds
+            for name, value in generator.take_metrics().items():
+                metrics[name] = metrics.get(name, 0.0) + value
+        return metrics
 
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         names = tuple(agents)

@@ -20,6 +20,7 @@ from ippo_cli.models.shape import ModelShape
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest, EngineResources
 from ippo_cli.rollout.engine_generator import EngineGenerator
 from ippo_cli.rollout.engine_pool import EnginePool
+from ippo_cli.rollout.exact_generator import verify_if_exact
 from ippo_cli.rollout.generator import (
     Generator,
     HfGenerator,
@@ -246,8 +247,9 @@ def build_user_generator(
     resources: EngineResources | None = None,
 ) -> Generator:
     """The generator with an engine of a user for each model; the arguments are those of `HfGenerator`."""
-    generator = UserEngineGenerator(policies, config, sampling, poll)
-    if all(engine.has_weights for engine in generator.user_engines):
+    engines = UserEngineGenerator(policies, config, sampling, poll)
+    generator = verify_if_exact(engines, policies, config, sampling, poll)
+    if all(engine.has_weights for engine in engines.user_engines):
         return generator
     return TrainingSampler(generator, HfGenerator(policies, config, sampling, poll, continues=continues))
 
@@ -288,6 +290,8 @@ def try_engine(
     )
     engine = UserEngine(config.rollout, model)
     for attribute in engine.missing_attributes():
+        if config.rollout.verifies_drafts and attribute != "update_adapter":
+            continue  # whatever it samples is verified
         needs, effect, remedy = EFFECTS[attribute]
         check_taker(config, Taker(needs, engine.setting, effect, remedy))
     if engine.has_weights:  # it has none yet

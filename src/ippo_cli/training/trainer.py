@@ -243,7 +243,7 @@ class Trainer:
         if started is not None:
             row |= staleness_metrics(team.names, experience.episodes, started.iterations, iteration)
         row["time/environments"] = collected.environment_seconds
-        row |= self.collector.generator.take_seconds()
+        row |= self.collector.generator.take_metrics()
         return row
 
     def _warn_about_experience(self, collected: CollectResult, iteration: int) -> None:

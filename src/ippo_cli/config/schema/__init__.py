@@ -109,6 +109,8 @@ from ippo_cli.config.schema.reward import (
 from ippo_cli.config.schema.rollout import (
     ContextMode,
     EngineRolloutConfig,
+    EngineSamplesConfig,
+    OnPolicy,
     OpenAIServerConfig,
     OpenAIServerRolloutConfig,
     RolloutConfig,

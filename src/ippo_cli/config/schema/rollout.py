@@ -23,6 +23,11 @@ class SamplingMethod(str, Enum):
     inverse_cdf = "inverse_cdf"
 
 
+class OnPolicy(str, Enum):
+    approximate = "approximate"
+    exact = "exact"
+
+
 class Zero3Gather(str, Enum):
     all = "all"
     layer = "layer"
@@ -97,6 +102,31 @@ class RolloutConfig(SamplingConfig):
         """The bound on the difference of log-probabilities between sampler and model; None without engines."""
         return None
 
+    @property
+    def verifies_drafts(self) -> bool:
+        """Whether the samples of engines are drafts, which the trained model verifies."""
+        return False
+
+
+@dataclass
+class EngineSamplesConfig(RolloutConfig):
+    """Responses are sampled by engines, with other rounding or other weights than those of the trained model."""
+
+    on_policy: InEval[OnPolicy]
+    # approximate (the engine's tokens) | exact (they are drafts: each token is the trained model's own sample)
+    verify_rounds: EvalCompute[PositiveInt | None]
+    # on_policy=exact: drafts of a response, each from the first wrong token; the trained model decodes what is left
+    max_sampler_gap: Changeable[Annotated[float, Range(0.0, open_low=True)] | None]
+    # largest mean |log p_train - log p_sampler| of an agent's tokens; above it the run ends; null = off
+
+    @property
+    def gap_limit(self) -> float | None:
+        return self.max_sampler_gap
+
+    @property
+    def verifies_drafts(self) -> bool:
+        return self.on_policy is OnPolicy.exact
+
 
 class VllmMode(str, Enum):
     colocate = "colocate"
@@ -140,12 +170,10 @@ class VllmConfig:
     check="ippo_cli.rollout.vllm.model_support:check_models",
 )
 @dataclass
-class VllmRolloutConfig(RolloutConfig):
+class VllmRolloutConfig(EngineSamplesConfig):
     """Responses are sampled by vLLM."""
 
     vllm: VllmConfig
-    max_sampler_gap: Changeable[Annotated[float, Range(0.0, open_low=True)] | None]
-    # largest mean |log p_train - log p_sampler| of an agent's tokens; above it the run ends; null = off
     ahead: Annotated[int, Range(0, 1)]
     # 1: while an iteration trains, the next one's episodes are collected with the weights before that update
     in_flight_updates: bool  # ahead=1: responses in progress after the update continue with the new weights
@@ -162,10 +190,6 @@ class VllmRolloutConfig(RolloutConfig):
     def updates_in_flight(self) -> bool:
         return self.in_flight_updates
 
-    @property
-    def gap_limit(self) -> float | None:
-        return self.max_sampler_gap
-
 
 @option(
     "rollout",
@@ -174,21 +198,15 @@ class VllmRolloutConfig(RolloutConfig):
     check="ippo_cli.rollout.user_engine:try_engine",
 )
 @dataclass
-class EngineRolloutConfig(RolloutConfig):
+class EngineRolloutConfig(EngineSamplesConfig):
     """Responses of training are sampled by an engine of yours: `rollout=my.py:Engine`."""
 
     engine: InEval[Name | None]  # path.py:name of a class; see docs/extend.md
     engine_args: InEval[dict[str, Any]]  # values of its keys
-    max_sampler_gap: Changeable[Annotated[float, Range(0.0, open_low=True)] | None]
-    # bound on the mean |log p_train - log p_sampler| of an agent's tokens; above it the run ends; null = off
 
     @property
     def user_engine(self) -> tuple[str, dict[str, Any]] | None:
         return None if self.engine is None else (self.engine, self.engine_args)
-
-    @property
-    def gap_limit(self) -> float | None:
-        return self.max_sampler_gap
 
 
 @dataclass

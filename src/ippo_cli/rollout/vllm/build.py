@@ -14,7 +14,8 @@ from ippo_cli.config.schema import SamplingConfig, VllmConfig, VllmMode, VllmRol
 from ippo_cli.rollout.engine import EngineModel, EngineResources, InferenceEngine
 from ippo_cli.rollout.engine_generator import EngineGenerator
 from ippo_cli.rollout.engine_pool import EnginePool
-from ippo_cli.rollout.generator import Poll
+from ippo_cli.rollout.exact_generator import verify_if_exact
+from ippo_cli.rollout.generator import Generator, Poll
 from ippo_cli.rollout.policy import GenerationPolicy
 
 _factories: dict[str, _EngineFactory] = {}  # by settings
@@ -28,14 +29,17 @@ def build_vllm_generator(
     *,
     continues: bool = False,
     resources: EngineResources | None = None,
-) -> EngineGenerator:
+) -> Generator:
     """The generator with an engine for each model. `continues` has no effect: vLLM caches prefixes itself."""
     settings, resources = config.vllm, resources or EngineResources()
     factory = _factories.setdefault(
         f"{asdict(settings)} {resources.devices}", _EngineFactory(settings, resources.devices)
     )
     factory.log_folder = resources.log_folder
-    return EngineGenerator(policies, config, sampling, poll, engines=factory.pool, verify_every=settings.verify_every)
+    engines = EngineGenerator(
+        policies, config, sampling, poll, engines=factory.pool, verify_every=settings.verify_every
+    )
+    return verify_if_exact(engines, policies, config, sampling, poll)
 
 
 class _EngineFactory:
