@@ -175,16 +175,10 @@ class GumbelNoise:
         is_on_cpu = logits.device.type == "cpu"
         if is_on_cpu and len(self._keys) * vocabulary <= TABLE_WORDS:
             return (logits + self._noise_of_rows(places // self._width, positions, vocabulary)).argmax(dim=-1)
-        rows = max(1, (CACHE_WORDS if is_on_cpu else DENSE_WORDS) // vocabulary)
-        parts = zip(logits.split(rows), keys.split(rows), positions.split(rows), strict=True)
-        choose = _choose_by_blocks if is_on_cpu else _choose_densely
-        return torch.cat([choose(*part) for part in parts])
+        return _choose(logits, keys, positions)
 
     def try_choose(self, logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor | None]:
-        keys, positions = self._keys[places // self._width], places % self._width
-        if logits.shape[1] <= TRIED_BLOCKS * GUMBEL_BLOCK:
-            return _choose_densely(logits, keys, positions), None
-        return _try_best_blocks(logits, keys, positions)
+        return _try_choose(logits, self._keys[places // self._width], places % self._width)
 
     def _noise_of_rows(self, rows: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
         """Noise `[n, V]` from a table of all rows, which grows with their positions."""
@@ -199,6 +193,27 @@ class GumbelNoise:
         return self._table[rows, positions]
 
 
+class PositionNoise:
+    """The Gumbel noise of one token of each row: the token of row b is at `b`."""
+
+    def __init__(self, keys: Tensor, positions: Tensor) -> None:
+        """`keys [B]` int64 of `row_keys`, and the `positions [B]` of the tokens."""
+        self._keys, self._positions = keys, positions
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self._keys), 1
+
+    def to(self, device: torch.device) -> PositionNoise:
+        return PositionNoise(self._keys.to(device), self._positions.to(device))
+
+    def choose(self, logits: Tensor, places: Tensor) -> Tensor:
+        return _choose(logits, self._keys[places], self._positions[places])
+
+    def try_choose(self, logits: Tensor, places: Tensor) -> tuple[Tensor, Tensor | None]:
+        return _try_choose(logits, self._keys[places], self._positions[places])
+
+
 def gumbel_noise(keys: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     """Standard Gumbel noise of every token id, `[n, V]` float32, of rows with these keys at these positions `[n]`."""
     count = -(-vocabulary // GUMBEL_BLOCK)
@@ -206,6 +221,22 @@ def gumbel_noise(keys: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     block = torch.arange(count, device=keys.device)
     noise = _noise_below(keys[:, None], positions[:, None], block, largest, place, torch)
     return noise.flatten(1)[:, :vocabulary].float()
+
+
+def _choose(logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+    """The argmax of logits plus noise, `[n]`."""
+    is_on_cpu = logits.device.type == "cpu"
+    rows = max(1, (CACHE_WORDS if is_on_cpu else DENSE_WORDS) // logits.shape[1])
+    parts = zip(logits.split(rows), keys.split(rows), positions.split(rows), strict=True)
+    choose = _choose_by_blocks if is_on_cpu else _choose_densely
+    return torch.cat([choose(*part) for part in parts])
+
+
+def _try_choose(logits: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+    """As `_choose`, with operations and shapes that depend on no value; see `TokenNoise.try_choose`."""
+    if logits.shape[1] <= TRIED_BLOCKS * GUMBEL_BLOCK:
+        return _choose_densely(logits, keys, positions), None
+    return _try_best_blocks(logits, keys, positions)
 
 
 def _choose_densely(logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from transformers import PretrainedConfig
 
 from ippo_cli.config.schema import VllmConfig
 from ippo_cli.engine.host_memory import host_memory
-from ippo_cli.rollout.engine import EngineModel, EngineRequest
+from ippo_cli.rollout.engine import EngineModel, EngineRequest, TokenNoiseKey
+from ippo_cli.rollout.sampling import Sampling
+from ippo_cli.rollout.vllm.serve import EXTENSION, PROCESSOR
 
 BLOCK = 32
 """Tokens of a block of the key-value cache on a CPU: with larger ones short prompts are not cached."""
@@ -22,7 +25,8 @@ FREE_SHARE = 0.25
 """Share of the free memory that a key-value cache may take without `kv_cache_gib`."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values of `max_lora_rank` that vLLM accepts."""
-EXTENSION = "ippo_cli.rollout.vllm.worker_extension.WorkerExtension"
+NOISE_KEY = "ippo_noise"
+FILTERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -60,6 +64,8 @@ def engine_arguments(model: EngineModel, settings: VllmConfig, device: torch.dev
         # The generator of a request with a seed cannot be set back on a CPU, which a prompt read in parts needs.
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(model.max_length, model.max_rows, PROMPT_TOKENS)
+    if model.has_noise:
+        arguments["logits_processors"] = [PROCESSOR]
     if model.max_adapters:
         arguments |= {
             "enable_lora": True,
@@ -109,21 +115,33 @@ def make_params(request: EngineRequest) -> Any:
 def request_parameters(request: EngineRequest) -> dict[str, Any]:
     """The sampling parameters of a request, as vLLM and its server name them."""
     sampling = request.sampling
-    stops = list(sampling.stop_strings)
-    return {
+    parameters = {
+        "max_tokens": request.max_new_tokens,
+        "min_tokens": min(sampling.min_new_tokens, request.max_new_tokens),
+        "stop_token_ids": list(request.stop_ids),
+        "ignore_eos": True,  # the stop tokens above are all that end a response
+        "stop": list(sampling.stop_strings),
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,  # special tokens may be part of a stop string
+        "detokenize": bool(sampling.stop_strings),
+    }
+    if request.noise is not None:  # the processor draws the token, and vLLM's log-probabilities would be of that alone
+        filters = {name: getattr(sampling, name) for name in FILTERS}
+        return parameters | {"temperature": 0.0, "extra_args": {NOISE_KEY: [*request.noise, filters]}}
+    return parameters | {
         "temperature": 0.0 if sampling.greedy else sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
         "seed": request.seed,
-        "max_tokens": request.max_new_tokens,
-        "min_tokens": min(sampling.min_new_tokens, request.max_new_tokens),
-        "stop_token_ids": list(request.stop_ids),
-        "ignore_eos": True,  # the stop tokens above are all that end a response
-        "stop": stops,
-        "include_stop_str_in_output": True,
-        "skip_special_tokens": False,  # special tokens may be part of a stop string
-        "detokenize": bool(stops),
         "logprobs": 0,  # of the sampled token
     }
+
+
+def read_noise(extra_args: Mapping[str, Any] | None) -> tuple[TokenNoiseKey, Sampling] | None:
+    """The noise of a request's tokens and the filters to draw them with; None for requests without noise."""
+    if not extra_args or NOISE_KEY not in extra_args:
+        return None
+    key, position, filters = extra_args[NOISE_KEY]
+    return TokenNoiseKey(key, position), Sampling(max_new_tokens=1, **filters)

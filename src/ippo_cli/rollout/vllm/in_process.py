@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
 from ippo_cli.rollout.tensor_hash import TensorHash
 from ippo_cli.rollout.vllm.arguments import engine_arguments, make_params, write_model_folder
+from ippo_cli.rollout.vllm.serve import V1_RUNNER
 from ippo_cli.rollout.vllm.weight_layout import find_differing_tensors
 from ippo_cli.rollout.vllm.worker_extension import compare_adapter
 
@@ -46,6 +47,8 @@ class InProcessEngine:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer's threads stay where they are
+        if self._model.has_noise:
+            os.environ.update(V1_RUNNER)
         from vllm import EngineArgs  # pyright: ignore[reportMissingImports]
         from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
 
@@ -147,7 +150,7 @@ class InProcessEngine:
         return EngineOutput(
             key=int(output.request_id.partition("-")[0]),
             ids=ids,
-            logprobs=[position[token].logprob for token, position in zip(ids, completion.logprobs or (), strict=True)],
+            logprobs=_read_logprobs(ids, completion.logprobs),
             versions=[self._version if adapter is None else self._versions[adapter]] * len(ids),
         )
 
@@ -173,6 +176,11 @@ class InProcessEngine:
             raise EngineError(
                 f"rollout=vllm: {method} failed in the engine of {self._model.name}: {reason}; use rollout=hf"
             ) from error
+
+
+def _read_logprobs(ids: Sequence[int], found: Sequence[Mapping[int, Any]] | None) -> list[float] | None:
+    """The log-probabilities of the tokens; None for drafts, which have none."""
+    return None if found is None else [position[token].logprob for token, position in zip(ids, found, strict=True)]
 
 
 def _by_layer(weights: Iterable[tuple[str, Tensor]]) -> Iterable[list[tuple[str, Tensor]]]:

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 
 COMMAND = "python -m ippo_cli.rollout.vllm.serve MODEL --port 8000"
 EXTENSION = "ippo_cli.rollout.vllm.worker_extension.WorkerExtension"
+PROCESSOR = "ippo_cli.rollout.vllm.noise_processor:NoiseProcessor"
+V1_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+"""Environment of engines with `PROCESSOR`: vLLM's second model runner has another interface for such classes."""
 SETTINGS = {
     "VLLM_SERVER_DEV_MODE": "1",  # /collective_rpc, /reset_prefix_cache
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -41,6 +44,8 @@ def main(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         raise SystemExit(f"usage: {COMMAND} [arguments of vllm serve]")
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
+    if PROCESSOR in arguments:
+        os.environ.update(V1_RUNNER)
     sys.argv[1:] = server_arguments(arguments[0], arguments[1:])
     for module in MODULES:
         try:

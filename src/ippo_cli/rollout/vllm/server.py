@@ -22,7 +22,7 @@ from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
 from ippo_cli.rollout.shared_tensors import SharedTensors, boot_id
 from ippo_cli.rollout.tensor_hash import TensorHash
 from ippo_cli.rollout.vllm.arguments import engine_arguments, request_parameters, write_model_folder
-from ippo_cli.rollout.vllm.serve import COMMAND
+from ippo_cli.rollout.vllm.serve import COMMAND, PROCESSOR
 from ippo_cli.rollout.vllm.server_log import ServerLog
 from ippo_cli.rollout.vllm.server_process import ServerProcess
 from ippo_cli.rollout.vllm.weight_layout import find_differing_tensors
@@ -274,6 +274,8 @@ class ServerEngine:
             self._fail(
                 f"the server reports log-probabilities of another distribution ({found['logprobs_mode']}); {self._hint}"
             )
+        if self._model.has_noise and PROCESSOR not in found["logits_processors"]:
+            self._fail(f"the server does not draw drafts with the run's noise; {self._hint} --logits-processors {PROCESSOR}")
         adapters, rank = self._model.max_adapters, self._model.max_adapter_rank
         if adapters > found["max_loras"]:
             self._fail(
@@ -320,9 +322,12 @@ class ServerEngine:
         if choice["finish_reason"] not in ("stop", "length"):
             self._fail(f"the server ended a response with finish_reason={choice['finish_reason']}")
         ids = choice["token_ids"]
-        entries = choice["logprobs"]["content"]
-        if [entry["token_id"] for entry in entries] != ids:
-            self._fail("the server returned log-probabilities of other tokens than those of the response")
+        logprobs = None  # of drafts
+        if not self._model.has_noise:
+            entries = choice["logprobs"]["content"]
+            if [entry["token_id"] for entry in entries] != ids:
+                self._fail("the server returned log-probabilities of other tokens than those of the response")
+            logprobs = [entry["logprob"] for entry in entries]
         adapter = self._adapter_versions.get(answer.get("model"))
         versions = [0] * len(ids) if adapter is None else [adapter] * len(ids)
         for span in () if adapter is not None else choice.get("weight_versions") or ():
@@ -330,7 +335,7 @@ class ServerEngine:
             versions[span["start"] : span["end"]] = [number] * (span["end"] - span["start"])
         if 0 in versions:
             self._fail("the server did not report the version of the weights of every token")
-        return EngineOutput(key=key, ids=ids, logprobs=[entry["logprob"] for entry in entries], versions=versions)
+        return EngineOutput(key=key, ids=ids, logprobs=logprobs, versions=versions)
 
     def _unload_adapter(self, name: str) -> None:
         assert self._client is not None

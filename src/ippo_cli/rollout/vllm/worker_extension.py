@@ -96,6 +96,7 @@ class WorkerExtension:
             "hidden_size": text.hidden_size,
             "num_hidden_layers": text.num_hidden_layers,
             "logprobs_mode": str(config.model_config.logprobs_mode),
+            "logits_processors": [str(name) for name in config.model_config.logits_processors or ()],
             "max_loras": 0 if config.lora_config is None else config.lora_config.max_loras,
             "word": _read_text(Path(path)),
             "boot_id": boot_id(),
