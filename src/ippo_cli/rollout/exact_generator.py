@@ -53,8 +53,8 @@ class ExactGenerator:
     """Verifies the drafts of another generator with the agents' own models, and continues where they differ.
 
     The samples are those of `HfGenerator` with the same noise, except for rounding between a whole forward and
-    decoding, whichever model, precision or rule the drafts come from. A draft whose sampler has the same noise differs
-    at few tokens. After `rollout.verify_rounds` rounds of drafts, the agents' models decode what is left.
+    decoding, whichever model, precision or rule the drafts come from. Drafts with the same noise differ at few
+    tokens. After `rollout.verify_rounds` rounds of drafts, the agents' models decode what is left.
     """
 
     def __init__(
@@ -178,8 +178,8 @@ class ExactGenerator:
 
     def _end_at_stop(self, row: _Row, sampling: Sampling, policy: GenerationPolicy) -> None:
         """End a row at its first stop token or stop string: an engine may have sampled beyond it."""
-        given, stops = len(row.request.response), (*sampling.stop_strings, *row.request.stop_strings)
-        ends = [place + 1 for place, token in enumerate(row.ids) if place >= given and token in policy.stop_ids]
+        start, stops = len(row.request.response), (*sampling.stop_strings, *row.request.stop_strings)
+        ends = [place + 1 for place, token in enumerate(row.ids) if place >= start and token in policy.stop_ids]
         if ends:
             row.cut(ends[0])
         row.cut(length_to_stop_string(row.ids, stops, policy.tokenizer))
