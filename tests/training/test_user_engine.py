@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from small import rows, train, train_with_stop
+from small import assert_metrics_close, rows, train, train_on_two_ranks, train_with_stop
 from transformers import PreTrainedTokenizerFast
 
 from ippo_cli.compose.arguments import normalize_arguments
@@ -217,3 +217,27 @@ def test_other_log_probabilities_end_the_run(code: Path, tmp_path: Path) -> None
     keys = [*normalize_arguments([f"rollout={code}:Shifted"]), "rollout.max_sampler_gap=1e-5", "evaluation.every=0"]
     with pytest.raises(Exception, match=r"rollout\.max_sampler_gap=1e-05: the log-probabilities of low"):
         train(tmp_path, *keys)
+
+
+EXACT = ("rollout.on_policy=exact", "rollout.verify_rounds=2")
+
+
+def test_exact_samples_of_any_engine_train_as_those_of_the_model(code: Path, tmp_path: Path) -> None:
+    keys = [*EXACT, *normalize_arguments([f"rollout={code}:Counts"])]
+    own, exact = rows(train(tmp_path / "own")), rows(train(tmp_path / "exact", *keys))
+    assert any(row.get("low/rollout/redrawn_tokens", 0) > 0.3 for row in exact)
+    assert_metrics_close(own, [{key: row[key] for key in one} for one, row in zip(own, exact, strict=True)])
+
+
+@pytest.mark.core
+def test_two_ranks_verify_drafts_as_one_rank(code: Path, tmp_path: Path) -> None:
+    keys = [*EXACT, *normalize_arguments([f"rollout={code}:Model"])]
+    one = rows(train(tmp_path / "one", *keys))
+    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero3")))
+
+
+def test_run_with_exact_samples_resumes(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [*EXACT, *normalize_arguments([f"rollout={code}:Counts"])]
+    whole = train(tmp_path, *keys)
+    stopped = train_with_stop(tmp_path, monkeypatch, "ippo_cli.training.experience.process_scores", 3, *keys)
+    assert rows(stopped) == rows(whole)

@@ -142,7 +142,7 @@ class EngineGenerator:
     def take_metrics(self) -> dict[str, float]:
         """Seconds of transfers since the last call."""
         seconds, self._seconds = self._seconds, 0.0
-        return {"time/weights": seconds}
+        return {"time/weights": seconds} if self._pushes_weights else {}
 
     def generate(
         self,

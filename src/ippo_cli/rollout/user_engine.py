@@ -225,6 +225,9 @@ class TrainingSampler(WrappedGenerator):
         self._engines.close()
         self._generator.close()
 
+    def take_metrics(self) -> dict[str, float]:
+        return self._engines.take_metrics()
+
     def generate(
         self,
         agents: Sequence[str],

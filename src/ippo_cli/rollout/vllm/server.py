@@ -275,9 +275,7 @@ class ServerEngine:
                 f"the server reports log-probabilities of another distribution ({found['logprobs_mode']}); {self._hint}"
             )
         if self._model.has_noise and PROCESSOR not in found["logits_processors"]:
-            self._fail(
-                f"the server does not draw drafts with the noise of the run; {self._hint} --logits-processors {PROCESSOR}"
-            )
+            self._fail(f"the server draws drafts with other noise; {self._hint} --logits-processors {PROCESSOR}")
         adapters, rank = self._model.max_adapters, self._model.max_adapter_rank
         if adapters > found["max_loras"]:
             self._fail(
