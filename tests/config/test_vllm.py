@@ -72,6 +72,46 @@ def test_refused_settings(overrides: list[str], message: str) -> None:
         check_config(load_config(["rollout=vllm", *overrides]), 1)
 
 
+EXACT = "rollout.on_policy=exact"
+
+
+@pytest.mark.usefixtures("pretend_vllm_is_installed")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["rollout.temperature=2.5", "rollout.min_p=0.1", "rollout.top_p=0.9"],
+        ["rollout.min_new_tokens=2", "rollout.stop_strings=[x]", "algorithm.behavior_correction.level=token"],
+        ["algorithm=sao"],
+        ["algorithm=grpo"],
+    ],
+    ids=str,
+)
+def test_exact_samples_need_no_correction(overrides: list[str]) -> None:
+    config = load_config(["rollout=vllm", EXACT, *overrides])
+    check_config(config, 1)
+    assert not config.rollout.recompute_logprobs
+    assert config.rollout.gap_limit is None
+    assert load_config(["rollout=vllm", EXACT]).algorithm.behavior_correction.level.value == "none"
+
+
+@pytest.mark.usefixtures("pretend_vllm_is_installed")
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollout.verify_rounds=3"], r"verify_rounds=3 has no effect with rollout.on_policy=approximate"),
+        ([EXACT, "rollout.verify_rounds=null"], r"verify_rounds=null leaves rollout.on_policy=exact without drafts"),
+        ([EXACT, "rollout.recompute_logprobs=true"], r"recompute_logprobs=true computes again"),
+        ([EXACT, "rollout.max_sampler_gap=0.5"], r"max_sampler_gap=0.5 has no effect: with rollout.on_policy=exact"),
+        ([EXACT, "algorithm.behavior_correction.level=token"], r"behavior_correction.level=token has no effect"),
+        ([EXACT, SERVER, "rollout.ahead=1"], r"rollout.on_policy=exact needs episodes that are sampled with the weights"),
+    ],
+)
+def test_settings_that_exact_samples_exclude(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_config(load_config(["rollout=vllm", *overrides]), 1)
+
+
 @pytest.mark.parametrize(
     ("overrides", "level", "cap"),
     [

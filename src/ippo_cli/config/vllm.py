@@ -100,7 +100,7 @@ def check_vllm_rollout(config: Config, world_size: int) -> Iterator[ConfigError]
         )
     for name, agent in local_agents(config).items():
         yield from _check_agent(f"task.agents.{name}: ", name, agent, rollout, config.algorithm)
-    if rollout.max_sampler_gap is not None and not rollout.recompute_logprobs:
+    if rollout.max_sampler_gap is not None and not (rollout.recompute_logprobs or rollout.verifies_drafts):
         yield ConfigError(
             f"rollout.max_sampler_gap={rollout.max_sampler_gap}",
             "needs the trainer's log-probabilities",
