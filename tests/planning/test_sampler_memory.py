@@ -8,6 +8,7 @@ import pytest
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.planning.memory import estimate_memory
+from ippo_cli.planning.model_memory import MemoryEstimate
 from ippo_cli.planning.model_specs import read_model_specs
 from ippo_cli.planning.sampler_memory import SamplerMemory, estimate_sampler_memory
 from ippo_cli.tasks.task import load_task
@@ -62,3 +63,16 @@ def test_engines_are_part_of_the_estimate() -> None:
     plain = estimate_memory(load_config(["task=sorting_solo"]), specs.shapes, 2, ROWS, "cpu")
     found = estimate_memory(config, specs.shapes, 2, ROWS, "cpu")
     assert found.resident_bytes == plain.resident_bytes + estimate("cpu").resident
+
+
+def test_verification_of_drafts_is_part_of_the_estimate() -> None:
+    def memory(*overrides: str) -> MemoryEstimate:
+        config = load_config(["task=sorting_solo", *overrides])
+        shapes = read_model_specs(config, load_task(config.task, config.seed)).shapes
+        return estimate_memory(config, shapes, 1, ROWS, "cpu")
+
+    own, exact = memory(), memory("rollout=vllm", "rollout.on_policy=exact")
+    approximate = memory("rollout=vllm")
+    assert exact.kv_cache_bytes == own.kv_cache_bytes > 0
+    assert approximate.kv_cache_bytes == 0
+    assert exact.sampler == approximate.sampler

@@ -74,7 +74,11 @@ def estimate_memory(
         sampling = {name: shapes[name] for name in shapes if place.holds(name, ACTOR)}
         own_rows = count * max((place.rows(name, ACTOR) for name in sampling), default=0)
         devices = place.placement.rollout_devices or None
-        return replace(estimate, sampler=estimate_sampler_memory(config, sampling, ranks, own_rows, device, devices))
+        sampler = estimate_sampler_memory(config, sampling, ranks, own_rows, device, devices)
+        estimate = replace(estimate, sampler=sampler)
+        if not config.rollout.verifies_drafts:  # else the models read whole rows, and decode what is left of them
+            return estimate
+        keeps_prefixes = False
     decoding = [_decode_gathered_bytes(config, model.memory) for model in trained if model.is_actor]
     if needs_replays(config) or any(agent.frozen for agent in config.task.agents.values()):
         decoding += [_decode_gathered_bytes(config, m.sharded_memory) for m in frozen if m.sharded_memory is not None]
