@@ -90,8 +90,9 @@ def test_samples_are_those_of_the_model(changes: dict[str, Any], draws: Sampling
             parameter.mul_(0.9)  # another policy, which the drafts come from
     compare(generator.generate(("low",), requests(12), draws), own)
     metrics = generator.take_metrics()
-    assert metrics["low/rollout/changed_drafts"] > 0
-    assert metrics["rollout/verify_rounds"] <= config.verify_rounds
+    if draws.is_training:
+        assert metrics["low/rollout/changed_drafts"] > 0
+        assert 1 <= metrics["rollout/verify_rounds"] <= config.verify_rounds
 
 
 def test_drafts_with_the_same_noise_are_confirmed() -> None:
@@ -158,6 +159,13 @@ def test_tokens_after_a_stop_token_are_dropped(monkeypatch: pytest.MonkeyPatch) 
     submit = engine.submit
     monkeypatch.setattr(engine, "submit", lambda request: submit(replace(request, stop_ids=())))
     compare(generator.generate(("low",), requests(12), DRAWS), own)
+    assert any(one.finished and len(one.ids) < 12 for one in own)
+
+
+def test_evaluations_are_not_counted() -> None:
+    generator, _ = make_generator(Players("low"), temperature_factor=1.8)
+    generator.generate(("low",), requests(12), replace(DRAWS, purpose="evaluation"))
+    assert generator.take_metrics() == {"time/weights": pytest.approx(0, abs=10), "rollout/verify_rounds": 0.0}
 
 
 def test_episodes_of_several_turns_are_those_of_the_models() -> None:

@@ -36,7 +36,7 @@ METRICS: dict[str, str] = {
     "<agent>/rollout/changed_drafts": "rollout.on_policy=exact: fraction of requests in which a draft had a token that "
     "the trained model did not draw",
     "<agent>/rollout/redrawn_tokens": "rollout.on_policy=exact: fraction of tokens that are not those of a draft",
-    "rollout/verify_rounds": "rollout.on_policy=exact: rounds of drafts and their verification, of all calls",
+    "rollout/verify_rounds": "rollout.on_policy=exact: rounds of drafts and their verification in this iteration",
     "<agent>/rollout/turns": "several turns: mean own turns per episode",
     "<agent>/rollout/observation_tokens": "several turns: mean prompt tokens per episode after the first prompt",
     "<agent>/rollout/cut_fraction": "several turns: fraction of own turns with a truncated response",

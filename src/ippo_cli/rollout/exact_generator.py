@@ -128,7 +128,7 @@ class ExactGenerator:
             left = [place for place, row in enumerate(rows) if not row.has_ended]
             if not distributed.any_rank(bool(left)):
                 break
-            self._num_rounds += 1
+            self._num_rounds += draws.is_training
             drafts = self._drafts.generate(agents, [rows[place].next_request for place in left], draws)
             for agent in agents:
                 own = [(rows[place], draft) for place, draft in zip(left, drafts, strict=True)]
@@ -138,7 +138,8 @@ class ExactGenerator:
         self._decode_rest(agents, rows, draws, report)
         with distributed.synchronize_errors():
             report(range(len(rows)))
-        self._count(agents, rows)
+        if draws.is_training:  # evaluations, which a resumed run does not repeat, are not counted
+            self._count(agents, rows)
         return [completions[place] for place in range(len(rows))]
 
     def _make_row(self, request: Request) -> _Row:

@@ -68,6 +68,8 @@ class RoutedGenerator:
         for generator in self._generators.values():
             for name, value in generator.take_metrics().items():
                 metrics[name] = metrics.get(name, 0.0) + value
+        for found in distributed.gather_objects(metrics):
+            metrics = found | metrics  # other ranks know other agents
         return metrics
 
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:

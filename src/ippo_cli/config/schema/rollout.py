@@ -112,7 +112,7 @@ class RolloutConfig(SamplingConfig):
 class EngineSamplesConfig(RolloutConfig):
     """Responses are sampled by engines, with other rounding or other weights than those of the trained model."""
 
-    on_policy: InEval[OnPolicy]
+    on_policy: EvalCompute[OnPolicy]
     # approximate (the engine's tokens) | exact (they are drafts: each token is the trained model's own sample)
     verify_rounds: EvalCompute[PositiveInt | None]
     # on_policy=exact: drafts of a response, each from the first wrong token; the trained model decodes what is left
