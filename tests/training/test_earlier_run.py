@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import yaml
 
@@ -27,14 +26,8 @@ MEASURED = ("time/", "perf/", "memory/")
 
 
 def command(name: str, *arguments: str, folder: Path) -> str:
-    program = f"import sys; from ippo_cli.cli.{name} import main; sys.argv[0] = 'ippo'; main()"
-    run = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=folder,
-        env=dict(os.environ, OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-    )
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    run = forked.run(f"ippo_cli.cli.{name}", *arguments, folder=folder, environment=environment)
     assert run.returncode == 0, run.stderr + run.stdout
     return run.stdout
 
