@@ -22,6 +22,7 @@ IMPORTED = (
     "ippo_cli.cli.train",
     "ippo_cli.training.process",
     "transformers.models.llama.modeling_llama",
+    "mlflow",  # DeepSpeed imports it where it is installed, which takes longer than DeepSpeed
 )
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(list(IMPORTED))
