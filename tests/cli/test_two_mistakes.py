@@ -49,7 +49,7 @@ LINES = [
     ("ippo-train name=a/b checkpoint.every=often", ["name=a/b", "checkpoint.every=often"]),
     ("ippo-train actor.dtype=fp8 tracker.wandb=true", ["actor.dtype=fp8", "use tracker=wandb"]),
     ("ippo-train +experiment=self_play +experiment=probe_grid nope=1", ["several experiments", "nope=1"]),
-    ("ippo-train reward=mix +reward.parts.a={kind:exact_mach} seed=one", ["kind=exact_mach cannot be a part", "seed=one"]),
+    ("ippo-train reward=mix +reward.parts.a={kind:exact_mach} seed=one", ["exact_mach cannot be a part", "seed=one"]),
     ("ippo-train resume=atuo max_iterations_this_run=-1", ["resume=atuo is not a run (closest: auto)", "run=-1"]),
     ("ippo-train ~task.agents.lwo seed=x", ["~task.agents.lwo names no agent (closest: low)", "seed=x"]),
     ("ippo-train algorithm=my.py:Missing task=task.yaml", ["algorithm=path/to/mine.yaml", "task=task.yaml is not"]),

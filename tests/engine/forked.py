@@ -49,9 +49,7 @@ def run(
     """Run a module as a program in a folder to its end; like `subprocess.run` with captured output."""
     with tempfile.TemporaryDirectory() as place:
         printed, errors = Path(place, "printed"), Path(place, "errors")
-        process = start(
-            program, *arguments, environment=environment, printed=printed, errors=errors, folder=folder
-        )
+        process = start(program, *arguments, environment=environment, printed=printed, errors=errors, folder=folder)
         process.join(limit_s)
         if process.exitcode is None:
             process.kill()

@@ -124,11 +124,11 @@ def test_counts_of_a_mini_batch_and_its_rows_by_epoch():
     (batch,) = iterate_minibatches(rollout, targets, context, mini_batch_size=6, epoch=0)
     assert (batch.num_tokens, batch.num_sequences, batch.num_positive_tokens) == (12, 6, 2)
     assert (batch.num_values, batch.num_value_sequences) == (8, 5)
-    orders = [
-        [batch.rollout.texts for batch in iterate_minibatches(rollout, targets, context, mini_batch_size=1, epoch=epoch)]
-        for epoch in (0, 1, 0)
-    ]
-    assert orders[0] == orders[2] != orders[1]
+    first, second, again = (
+        [batch.rollout.texts for batch in iterate_minibatches(rollout, targets, context, mini_batch_size=1, epoch=each)]
+        for each in (0, 1, 0)
+    )
+    assert first == again != second
 
 
 def test_row_cost_counts_input_tokens():
