@@ -175,6 +175,7 @@ def ordered_groups() -> dict[str, list[str]]:
     return {field.name: found[field.name] for field in fields(schema.Composition) if field.name in found}
 
 
+@cache
 def default_choice(group: str) -> str:
     listed = OmegaConf.load(config_dir() / "config.yaml").defaults
     return next((str(entry[group]) for entry in listed if not isinstance(entry, str) and group in entry), "")
@@ -303,7 +304,7 @@ def _help_entries(cls: type[Any], nodes: dict[str, Any], prefix: str) -> list[tu
             continue
         by_value: dict[str, list[str]] = {}
         for option, node in nodes.items():
-            by_value.setdefault(shown(OmegaConf.to_container(node)[leaf]), []).append(option)
+            by_value.setdefault(shown(_container(node)[leaf]), []).append(option)
         entry = {
             "type": spelled(hint),
             "meaning": notes[leaf],
@@ -480,9 +481,14 @@ def format_value(node: Any, name: str) -> str:
     return shown(reduce(getitem, name.split("."), _container(node)))
 
 
-@cache
 def _container(node: Any) -> Any:
-    return OmegaConf.to_container(node)
+    """Plain values of a node; kept by the node's identity, since the hash of a node is that of its text."""
+    if id(node) not in _containers:
+        _containers[id(node)] = node, OmegaConf.to_container(node)
+    return _containers[id(node)][1]
+
+
+_containers: dict[int, tuple[Any, Any]] = {}
 
 
 def _other_values(group: str, by_key: dict[Key, dict[str, Any]], nodes: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from ippo_cli.config import schema
 CLASSES: dict[str, type[Any]] = {name: cls for name, cls in vars(schema).items() if is_dataclass(cls)}
 
 
+@cache
 def owners(cls: type[Any]) -> dict[str, str]:
-    """Defining class by field."""
+    """Defining class by field. Not to be changed."""
     return {
         name: base.__name__
         for base in reversed(cls.__mro__)
@@ -33,6 +35,23 @@ def annotated(node: ast.expr | None) -> set[str]:
     return words & CLASSES.keys()
 
 
+@cache
+def annotated_classes(cls: str, field: str) -> set[str]:
+    """Schema classes in the annotation of a field. Not to be changed."""
+    return annotated(ast.parse(CLASSES[cls].__annotations__[field], mode="eval").body)
+
+
+unparse = cache(ast.unparse)
+
+READ_NODES = (ast.arg, ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension, ast.Call, ast.Attribute)
+
+
+@cache
+def walk(scope: ast.AST) -> list[ast.AST]:
+    """The nodes of a scope that `Reader.visit` reads: a scope is visited six times, and walking takes most of it."""
+    return [node for node in ast.walk(scope) if isinstance(node, READ_NODES)]
+
+
 class Reader:
     """Fields of schema classes that a function reads, inferred from annotations and `isinstance`."""
 
@@ -44,7 +63,7 @@ class Reader:
         self.reads: set[str] = set()
 
     def kinds(self, node: ast.expr) -> set[str]:
-        found = set(self.types.get(ast.unparse(node), ()))
+        found = set(self.types.get(unparse(node), ()))
         if isinstance(node, ast.Attribute):
             holders = self.kinds(node.value)
             for holder in holders:
@@ -75,16 +94,16 @@ class Reader:
         if owner is None:
             return set()
         self.reads.add(f"{owner}.{name}")
-        return annotated(ast.parse(CLASSES[owner].__annotations__[name], mode="eval").body)
+        return annotated_classes(owner, name)
 
     def bind(self, target: ast.expr, found: set[str]) -> None:
         """Assign classes to the target names; each of several names may have any of the classes."""
         for part in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
             if found:
-                self.types.setdefault(ast.unparse(part), set()).update(found)
+                self.types.setdefault(unparse(part), set()).update(found)
 
     def visit(self, scope: ast.AST) -> None:
-        for node in ast.walk(scope):
+        for node in walk(scope):
             if isinstance(node, ast.arg):
                 self.bind(ast.Name(node.arg), annotated(node.annotation))
             elif isinstance(node, ast.Assign):
@@ -112,7 +131,7 @@ class Reader:
                 elif node.func.id == "getattr" and isinstance(node.args[1], ast.Constant):
                     for holder in self.kinds(node.args[0]):
                         self.field(holder, str(node.args[1].value))
-        for node in ast.walk(scope):
+        for node in walk(scope):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 self.kinds(node)
 

@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from loaded import loaded
 from rank_scripts import found_by_ranks
+
+from ippo_cli.algorithms.resampling import draw_sample_counts
+from ippo_cli.compose.load import load_config
 
 RANKS = Path(__file__).with_name("ranks.py")
 
@@ -34,6 +38,17 @@ def test_sample_counts_per_rank(parts: list[dict[str, Any]], whole: dict[str, An
     assert [len(part["counts"]) for part in parts] == [6, 2]
     assert parts[0]["counts"] + parts[1]["counts"] == whole["counts"]
     assert len(set(whole["counts"])) > 1
+
+
+def test_sample_counts_differ_between_buffers() -> None:
+    settings = load_config(["algorithm=pf_ppo"]).algorithm.reweight
+    first, second, again = (
+        draw_sample_counts(
+            torch.arange(8.0), torch.ones(8).bool(), start + torch.arange(8), settings, stream="some"
+        ).tolist()
+        for start in (0, 8, 0)
+    )
+    assert first == again != second
 
 
 def test_step_rows_independent_of_placement(parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:

@@ -83,6 +83,8 @@ TRAIN = [
     (["hydra.run.dir=x"], ["is not supported", "output_dir="]),
     (["~seed"], ["cannot be deleted"]),
     (["algorithm.gamma=abc"], ["must be a number"]),
+    (["lam=0.9"], ["verl", "use algorithm.gae_lambda"]),
+    (["=3"], ["'=3'", "key=value"]),
     (["rollout.top_k=1.5"], ["must be a whole number"]),
     (["deterministic=perhaps"], ["must be true or false"]),
     (["seed=null"], ["must not be null"]),
@@ -95,13 +97,14 @@ TRAIN = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), TRAIN, ids=lambda value: "-".join(value)[:40])
-def test_error_names_remedy(arguments: list[str], words: list[str], command: Call) -> None:
+def test_error_names_remedy(arguments: list[str], words: list[str], command: Call, tmp_path: Path) -> None:
     code, out, err = command("ippo-train", *arguments)
     message = " ".join(err.split())
     assert (code, out) == (2, "")
     assert [word for word in words if word not in message] == [], message
     assert len(err.splitlines()) <= MAX_LINES
     assert max(map(len, err.splitlines())) <= WIDTH
+    assert list(tmp_path.iterdir()) == [], "no run folder is created for an invalid configuration"
 
 
 def test_all_invalid_arguments_reported(command: Call) -> None:

@@ -15,6 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 import ippo_cli
+from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import (
     KINDS,
     PER_AGENT,
@@ -466,3 +467,11 @@ def test_all_schema_fields_have_a_comment() -> None:
                     assert has_comment or types & nested, f"{node.name}.{field.target.id}"
                     seen.add(node.name)
     assert seen == {cls.__name__ for cls in CLASSES if vars(cls).get("__annotations__")}
+
+
+def test_a_changed_composition_or_file_does_not_change_the_next(tmp_path: Path) -> None:
+    compose_node(["seed=3"]).seed = 4
+    assert compose_node(["seed=3"]).seed == 3
+    for size in (3, 4):
+        (tmp_path / "mine.yaml").write_text(f"defaults: [sorting, _self_]\neval_size: {size}\n")
+        assert compose_node(normalize_arguments([f"task={tmp_path}/mine.yaml"])).task.eval_size == size

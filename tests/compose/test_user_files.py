@@ -158,8 +158,8 @@ def test_builtin_files_pass_as_user_files(tmp_path: Path) -> None:
             names.append(f"{file.parent.name}=my_{file.stem}")
     experiments = [name for name in names if name.startswith("experiment=")]  # a run has one
     others = [name for name in names if name not in experiments]
-    for last in experiments:
-        check_user_files(normalize_arguments([f"--config-dir={tmp_path}", *others, last]))
+    for chosen in (others, *([name] for name in experiments)):
+        check_user_files(normalize_arguments([f"--config-dir={tmp_path}", *chosen]))
     assert len(names) > 20
 
 

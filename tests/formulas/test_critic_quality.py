@@ -60,6 +60,14 @@ def test_references_that_are_equal_up_to_rounding_are_tied() -> None:
     assert merge_ties(torch.tensor([3.0, 1.0, 3.0000001, 2.0])).tolist() == [3.0, 1.0, 3.0, 2.0]
 
 
+def test_references_without_noise_of_their_own_have_the_mean_noise() -> None:
+    """Continuations that agree by chance: their difference of 0.5 is one standard error of the mean noise of 0.125."""
+    states = exact_states([1.0, 0.0, 0.0, 1.0], [0.0, 0.5, 0.0, 4.0], [7, 7, 9, 9])
+    states.noise[2:] = 0.25
+    found = critic_quality(states, 0)
+    assert (found["pair_accuracy"].value, found["clear_pair_accuracy"].value) == (0.5, 1.0)
+
+
 def test_average_ranks() -> None:
     assert average_ranks(torch.tensor([5.0, 2.0, 5.0])).tolist() == [2.5, 1.0, 2.5]
 

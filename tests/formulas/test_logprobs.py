@@ -90,8 +90,10 @@ def test_gradients_match_finite_differences() -> None:
         return selected_logprobs(h, lambda rows: rows @ weight.T, ids, temperature=0.7, chunk_tokens=4)
 
     assert torch.autograd.gradcheck(both, (hidden, head.weight))
-    assert torch.autograd.gradcheck(lambda h, w: both(h, w)[0], (hidden, head.weight))
-    assert torch.autograd.gradcheck(lambda h, w: both(h, w)[1], (hidden, head.weight))
+    for output in (0, 1):  # alone
+        assert torch.autograd.gradcheck(
+            lambda h, w, output=output: both(h, w)[output], (hidden, head.weight), fast_mode=True
+        )
 
 
 def test_half_precision_logits_cast_to_float32() -> None:

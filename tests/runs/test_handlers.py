@@ -53,7 +53,7 @@ def test_signal_ends_forked_child(number: signal.Signals) -> None:
 
 def test_immediately_signalled_child_ends() -> None:
     with PreemptionHandler():
-        for _ in range(100):  # the signal arrives before, during and after the child restores the handlers
+        for _ in range(30):  # the signal arrives before, during and after the child restores the handlers
             child = forked(lambda: time.sleep(60))
             os.kill(child, signal.SIGTERM)
             assert os.WIFSIGNALED(status_of(child))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from ippo_cli.training.methods.refill import (
     gather_group_scores,
 )
 from ippo_cli.training.process import run_training
+from ippo_cli.training.reward_calls import RewardCaller
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Experience
 
@@ -236,6 +238,23 @@ def test_failed_rows_of_all_rounds_count_for_the_budget(tmp_path: Path) -> None:
         pytest.raises(RewardError, match="rows have no reward"),
     ):
         experience_of(trainer)
+
+
+def test_rows_of_earlier_rounds_count_for_the_failure_limit(tmp_path: Path) -> None:
+    counted: list[tuple[int, int]] = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Counting(RewardCaller):
+        def call(self, episodes, streaming=None, earlier_rows=0):
+            counted.append((len(episodes), earlier_rows))
+            return super().call(episodes, streaming, earlier_rows)
+
+    with open_trainer(tmp_path, *overrides(tmp_path)) as trainer:
+        trainer.collector.rewards = Counting(**vars(trainer.collector.rewards))
+        experience_of(trainer)
+    drawn = [rows for rows, _ in counted]
+    assert len(drawn) > 2
+    assert [earlier for _, earlier in counted] == [sum(drawn[:number]) for number in range(len(drawn))]
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from small import (
 from torch import Tensor
 
 from ippo_cli.agents.learner import Learner
-from ippo_cli.training.methods.happo import environment_steps
+from ippo_cli.training.methods.happo import SequentialCorrection, environment_steps
 from ippo_cli.training.team_update import policy_update_order, update_team
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.update import update_learner
@@ -225,3 +225,19 @@ def test_token_steps_match_turn_steps(tmp_path: Path) -> None:
             environment_steps(experience.episodes, name, rollout), rollout.turn
         )  # both act at every step
         assert (rollout.turn == 1).any()
+
+
+def test_corrections_have_a_metric_for_each_turn(tmp_path: Path) -> None:
+    with open_trainer(tmp_path, *SHORT, *TWO_TURNS, *HAPPO) as trainer:
+        team, experience = trainer.state.team, experience_of(trainer)
+        targets, _ = trainer.state.algorithm.compute_targets(team, experience)
+        correction = SequentialCorrection(trainer.config.algorithm.sequential_correction, experience)
+        correction.logratio = torch.tensor([0.0, -0.5]).expand(16, 2)  # by step; both agents act at each
+        corrected, metrics = correction.correct(team["high"].policy, targets, {"high": 2})
+    assert metrics["high/policy/correction/turn/1"] == 1.0
+    assert metrics["high/policy/correction/turn/2"] == pytest.approx(math.exp(-0.5))
+    assert math.exp(-0.5) < metrics["high/policy/correction"] < 1.0
+    second = experience.rollouts["high"].turn == 1
+    assert torch.equal(corrected["low"].advantages, targets["low"].advantages)
+    before, after = targets["high"].advantages[second], corrected["high"].advantages[second]
+    torch.testing.assert_close(after, before * math.exp(-0.5))

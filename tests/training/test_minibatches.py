@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from ippo_cli.engine import distributed
-from ippo_cli.training.minibatches import balance_across_ranks, count_row_tokens, partition
-from ippo_cli.types import DetachedTurn, Minibatch, Rollout, Targets
+from ippo_cli.training.minibatches import balance_across_ranks, count_row_tokens, iterate_minibatches, partition
+from ippo_cli.types import DetachedTurn, Minibatch, Rollout, StepContext, Targets
 
 
 def loads(costs, parts):
@@ -112,6 +113,22 @@ def test_each_row_moves_to_one_rank(monkeypatch):
             assert targets.final_values[row] == name
     assert sorted(seen) == [(1, 9), (2, 2), (3, 3), (4, 4), (5, 30), (6, 1)]
     assert max(work) == 35  # the longest row alone
+
+
+def test_counts_of_a_mini_batch_and_its_rows_by_epoch():
+    rollout, targets = rows([1, 2, 3, 4, 5, 6], [4, 2, 3, 1, 1, 1])
+    targets = replace(targets, value_mask=targets.value_mask.clone())
+    targets.value_mask[0] = False
+    targets.positive[1] = True
+    context = StepContext(seed=0, iteration=0, num_iterations=1)
+    (batch,) = iterate_minibatches(rollout, targets, context, mini_batch_size=6, epoch=0)
+    assert (batch.num_tokens, batch.num_sequences, batch.num_positive_tokens) == (12, 6, 2)
+    assert (batch.num_values, batch.num_value_sequences) == (8, 5)
+    first, second, again = (
+        [batch.rollout.texts for batch in iterate_minibatches(rollout, targets, context, mini_batch_size=1, epoch=each)]
+        for each in (0, 1, 0)
+    )
+    assert first == again != second
 
 
 def test_row_cost_counts_input_tokens():

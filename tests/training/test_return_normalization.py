@@ -85,6 +85,20 @@ def test_values_remain_when_moments_change(tmp_path: Path, stage: str) -> None:
             torch.testing.assert_close(new, old, rtol=1e-4, atol=0.01)
 
 
+@pytest.mark.parametrize("critic", ["separate", "value_head"])
+def test_values_off_the_responses_are_0(tmp_path: Path, critic: str) -> None:
+    """And not the mean of the returns, which is the value of an output of 0."""
+    with open_trainer(tmp_path, *PPO, *SHORT, f"critic={critic}") as trainer:
+        (agent,) = trainer.state.team.values()
+        (rollout,) = experience_of(trainer).rollouts.values()
+        learner = agent.critic or agent.policy
+        learner.set_return_moments(ReturnMoments(mean=500.0, std=2.0))
+        values, _ = agent.values(rollout)
+    assert (values[rollout.response_mask] > 400).all()
+    assert not values[~rollout.response_mask].any()
+    assert not rollout.response_mask.all()
+
+
 @pytest.mark.slow
 def test_one_rank_and_two_agree(tmp_path: Path) -> None:
     overrides = (*PPO, *SCALED, "num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero2")

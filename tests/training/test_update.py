@@ -11,6 +11,7 @@ from ippo_cli.agents.learner import Learner
 from ippo_cli.models import prefixes
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.training.team_update import update_team
+from ippo_cli.training.update import update_learner
 from ippo_cli.types import StepContext
 
 CONTEXT = StepContext(seed=3, iteration=1, num_iterations=4)
@@ -132,6 +133,22 @@ def test_target_kl_stops_epochs_early(tmp_path):
     assert row["low/policy/stopped_early"] == 1
     assert 2 <= row["low/policy/steps"] < 16
     assert row["low/value/steps"] == 16
+
+
+def test_ratio_is_of_the_first_epoch_and_grad_norm_of_applied_steps(tmp_path):
+    keys = ("algorithm=ppo", "task=sorting_solo", "algorithm.mini_batch_size=16", "algorithm.ppo_epochs=3")
+    with open_trainer(tmp_path, *RAGGED, *keys) as trainer:
+        team, experience = trainer.state.team, experience_of(trainer)
+        targets, _ = trainer.state.algorithm.compute_targets(team, experience)
+        learner = team["solo"].policy
+        stats = update_learner(learner, experience.rollouts, targets, CONTEXT)
+        assert stats["solo/policy/steps"] == 3
+        assert stats["solo/policy/ratio"] == pytest.approx(1.0, abs=1e-4)
+        learner.mini_batch_size, learner.ppo_epochs = 8, 1
+        targets["solo"].advantages[0] = float("nan")
+        stats = update_learner(learner, experience.rollouts, targets, CONTEXT)
+        assert (stats["solo/policy/steps"], stats["solo/policy/skipped_steps"]) == (2, 1)
+        assert stats["solo/policy/grad_norm"] == learner.grad_norms.recent[-1] > 0
 
 
 @pytest.mark.slow

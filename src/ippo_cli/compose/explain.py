@@ -51,7 +51,8 @@ def explain_override(
     if name in PACKAGES:
         return missing_plugin_error(name, value)
     if not equals:
-        return explain_argument(text, options)
+        removed = _explain_agent(text, name, value, compose_cached(tuple(good))) if text.startswith("~") else None
+        return removed or explain_argument(text, options)
     if not all(name.split(".")):  # OmegaConf would resolve `.seed` as `seed`
         bare = ".".join(part for part in name.split(".") if part)
         known = (
@@ -133,11 +134,9 @@ def _explain_agent(text: str, name: str, value: str, node: DictConfig) -> Config
             return ConfigError(text, "does not remove the agent", f"use ~{name}")
         if agent[1] not in node.task.agents:
             known = " ".join(str(known) for known in node.task.agents)
-            return ConfigError(
-                text,
-                f"names no agent{closest_hint(agent[1], known.split())}",
-                f"known agents: {known or 'none'}; +{name}{'' if agent[2] else '.template'}= adds one",
-            )
+            added = "" if text.startswith("~") else f"; +{name}{'' if agent[2] else '.template'}= adds one"
+            rule = f"names no agent{closest_hint(agent[1], known.split())}"
+            return ConfigError(text, rule, f"known agents: {known or 'none'}{added}")
     return None
 
 
@@ -287,7 +286,8 @@ def _explain_choice(
             return ConfigError(text, "is an unknown option", f"did you mean {group}={option}{ending}?")
     if group in CODE_CHOICES:
         options = [*options, *find_entry_points(CODE_CHOICES[group][1].group)]
-    own_file = "" if "/" in option else f"; choose your own file by its path: {group}=path/to/{option}.yaml"
+    own = option if re.fullmatch(r"[\w-]+", option) else "mine"
+    own_file = "" if "/" in option else f"; choose your own file by its path: {group}=path/to/{own}.yaml"
     return ConfigError(text, "is an unknown option", _choose_option_hint(option, options) + own_file)
 
 

@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -21,7 +22,7 @@ from ippo_cli.compose.mix import build_parts, complete_parts
 from ippo_cli.compose.path_keys import absolute_path, dump_yaml, load_yaml, make_absolute
 from ippo_cli.compose.resolvers import register_resolvers
 from ippo_cli.compose.run_weights import replace_runs
-from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, is_of_file, register_option_files
+from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, SEARCH_PATH, is_of_file, register_option_files
 from ippo_cli.compose.validate import WrongConfig, sort_keys, to_plain, validate_values
 from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError, UnknownKey
@@ -59,12 +60,21 @@ def register_options() -> None:
 
 def compose_node(overrides: Sequence[str]) -> DictConfig:
     """Compose without `hydra.main` (resume lookup, diagnosis, tests)."""
+    if any(text.startswith(SEARCH_PATH) for text in overrides):  # files of users may change
+        return _compose(tuple(overrides))
+    return copy.deepcopy(_compose_builtin(tuple(overrides)))
+
+
+def _compose(overrides: Sequence[str]) -> DictConfig:
     register_options()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         node = compose("config", overrides=list(overrides))
     check_agents(node, overrides)
     return node
+
+
+_compose_builtin = lru_cache(maxsize=64)(_compose)  # a command composes the same several times, and each takes 0.2 s
 
 
 def check_agents(node: DictConfig, overrides: Sequence[str]) -> None:

@@ -16,7 +16,6 @@ from ippo_cli.config.commands import hydra_override, last_value, parse_path
 from ippo_cli.config.errors import ConfigError, IppoError, UnknownKey, collect_errors, split_errors
 
 RUN_KEYS = ("resume", "run")
-RESUME_WORDS = ("auto", "must", "never")
 NO_OVERRIDES = ("--new-task",)
 
 
@@ -77,12 +76,14 @@ def _check_command_line(typed: Sequence[str], own: Collection[str]) -> list[Conf
 
 def _run_errors(typed: Sequence[str]) -> Iterator[ConfigError]:
     """Yield the error of a folder in `resume=` that is neither a run nor a sweep."""
+    from ippo_cli.compose.resume import RESUME_WORDS, missing_run_error
+
     wanted = last_value(typed, "resume")
     if wanted is None or wanted in RESUME_WORDS:
         return
     folder = parse_path(wanted)
     if not any((folder / name).is_file() for name in ("config.yaml", "sweep.json")):
-        yield ConfigError(f"resume={wanted}", "is not a run", "use a run's folder such as outputs/NAME/DATE-ID")
+        yield missing_run_error(wanted)
 
 
 def _run_overrides(typed: Sequence[str], own: Collection[str]) -> list[str]:
@@ -160,7 +161,7 @@ def _rule_errors(good: Sequence[str], errors: Sequence[ConfigError], own: Collec
     return [
         error
         for error in found
-        if error.key in keys
+        if (error.key in keys or any("." in key and error.key.startswith(f"{key}.") for key in keys))
         and ("out of range" in str(error) or not (choice_is_wrong or any(key in str(error) for key in meant)))
     ]
 

@@ -22,6 +22,7 @@ from ippo_cli.config.errors import ConfigError, ResumeError, split_errors
 from ippo_cli.config.marked_keys import is_frozen_key
 from ippo_cli.config.schema import ActorKind
 from ippo_cli.config.secrets import mask_secrets
+from ippo_cli.config.text import closest_hint
 from ippo_cli.engine.launchers import detect_ranks, job_id
 from ippo_cli.engine.number_formats import default_dtype
 from ippo_cli.runs.folder import (
@@ -36,6 +37,7 @@ from ippo_cli.runs.history import HISTORY, hash_file, last_config_hash
 from ippo_cli.runs.output import print_text
 
 DTYPE = "actor.dtype"
+RESUME_WORDS = ("auto", "must", "never")
 
 
 def resolve_resume(argv: Sequence[str]) -> tuple[list[str], Path | None]:
@@ -129,7 +131,7 @@ def _find_resumable_run(wanted: str, overrides: Sequence[str]) -> Path | None:
     if wanted not in ("auto", "must"):
         folder = parse_path(wanted).absolute()
         if not (folder / "config.yaml").is_file():
-            raise ConfigError(f"resume={wanted}", "is not a run", "use a run's folder such as outputs/NAME/DATE-ID")
+            raise missing_run_error(wanted)
         if is_run_locked(folder):
             raise ResumeError(f"resume={wanted}: the run is active in another process")
         if not _has_checkpoint(folder):
@@ -153,6 +155,12 @@ def _find_resumable_run(wanted: str, overrides: Sequence[str]) -> Path | None:
     if detect_ranks(os.environ).rank == 0:
         print_text(_new_run_reason(root, job))
     return None
+
+
+def missing_run_error(wanted: str) -> ConfigError:
+    """The error of `resume=` with neither a word nor the folder of a run."""
+    rule = f"is not a run{closest_hint(wanted, RESUME_WORDS)}"
+    return ConfigError(f"resume={wanted}", rule, "use auto, or a run's folder such as outputs/NAME/DATE-ID")
 
 
 def _new_run_reason(root: Path, job: str | None) -> str:
