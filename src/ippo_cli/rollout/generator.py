@@ -124,7 +124,7 @@ class Generator(Protocol):
         ...
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics since the last call, by name: seconds of preparation, and what a kind of generator counts. Collective."""
+        """Metrics since the last call: seconds of preparation, and what a kind of generator counts. Collective."""
         ...
 
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
