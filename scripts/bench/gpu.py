@@ -300,6 +300,7 @@ PARTS: dict[str, Callable[[Given], Any]] = {
     "train": train,
     "vllm": gpu_vllm.vllm,
     "overlap": gpu_vllm.overlap,
+    "exact": gpu_vllm.exact,
     "generate": generate,
     "packing": packing,
 }

@@ -49,6 +49,20 @@ def overlap(given: Given) -> dict[str, Any]:
     return {name: {"iteration_s": plain["iteration_s"], "iteration_ahead_s": ahead["iteration_s"]}}
 
 
+def exact(given: Given) -> dict[str, Any]:
+    """Measure iterations with `rollout.on_policy=exact`, and how many drafts the trained model changes."""
+    if (reason := _missing()) is not None:
+        return {"skipped": reason}
+    reached, name = measure_peak(given.device), given.shapes[0]
+    rows = _train(given, name, "rollout.on_policy=exact")
+    shares = {
+        part: [value for row in rows for key, value in row.items() if key.endswith(f"/{part}")]
+        for part in ("changed_drafts", "redrawn_tokens", "verify_rounds")
+    }
+    found = summarize(given, SHAPES[name], rows[1:], reached)
+    return {name: found | {part: statistics.mean(values) for part, values in shares.items()}}
+
+
 def _missing() -> str | None:
     """Why vLLM cannot be measured; None if it can."""
     if find_spec("vllm") is None:
@@ -61,8 +75,15 @@ def _missing() -> str | None:
 
 
 def _measure(given: Given, name: str, reached: Peak, *overrides: str) -> dict[str, float]:
+    rows = _train(given, name, *overrides)
+    gaps = [value for row in rows for key, value in row.items() if key.endswith("logprob_diff/sampler")]
+    return summarize(given, SHAPES[name], rows[1:], reached) | transfer_seconds(rows) | {"sampler_gap": max(gaps)}
+
+
+def _train(given: Given, name: str, *overrides: str) -> list[dict[str, float]]:
+    """The rows of metrics of a run with vLLM."""
     with tempfile.TemporaryDirectory() as folder:
-        rows = train(
+        return train(
             [
                 *make(Path(folder), SHAPES[name], 1, dtype=torch.bfloat16),
                 *bf16(given),
@@ -76,8 +97,6 @@ def _measure(given: Given, name: str, reached: Peak, *overrides: str) -> dict[st
             ],
             given.device,
         )
-    gaps = [value for row in rows for key, value in row.items() if key.endswith("logprob_diff/sampler")]
-    return summarize(given, SHAPES[name], rows[1:], reached) | transfer_seconds(rows) | {"sampler_gap": max(gaps)}
 
 
 def transfer_seconds(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
