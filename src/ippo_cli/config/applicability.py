@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -122,17 +122,32 @@ def _check_centralized(config: Config, critic: CentralizedCriticConfig) -> None:
 def _check_applicability(config: Config) -> Iterator[ConfigError]:
     """Check that every key without effect has its inactive value, and that every required key is set."""
     for key, value, inactive, reason, needed in applicability_rules(config):
-        rests = value is inactive or value == inactive
-        value_text = "null" if value is None else str(getattr(value, "value", value))
-        if reason is not None and not rests:
-            rest = "null" if inactive is None else str(getattr(inactive, "value", inactive))
-            yield ConfigError(f"algorithm.{key}={value_text}", f"has no effect: {reason}", f"use {rest.lower()}")
-        if reason is None and needed is not None and rests:
-            yield ConfigError(f"algorithm.{key}={value_text}", "is needed by this algorithm", f"use {needed}")
+        yield from _check_key(key, value, inactive, reason, needed)
 
 
-FUNCTION_KEYS = ("credit", "scale_by_std", "gamma", "gae_lambda", "length_adaptive_alpha", "critic_gae_lambda")
-"""Keys that a function of `advantage=function` may read."""
+def check_read_keys(config: Config, reads: Mapping[str, str]) -> Iterator[ConfigError]:
+    """Check that an estimator of a package has values of the keys in `reads`, and that others of `READABLE_KEYS` are
+    inactive. `reads`: values that would work.
+    """
+    for key in READABLE_KEYS:
+        unread = None if key in reads else f"advantage={config.algorithm.advantage} does not read it"
+        inactive = Credit.token if key == "credit" else None
+        needed = reads[key] if key in reads and inactive is None else None
+        yield from _check_key(key, getattr(config.algorithm, key), inactive, unread, needed)
+
+
+def _check_key(key: str, value: Any, inactive: Any, reason: str | None, needed: str | None) -> Iterator[ConfigError]:
+    rests = value is inactive or value == inactive
+    value_text = "null" if value is None else str(getattr(value, "value", value))
+    if reason is not None and not rests:
+        rest = "null" if inactive is None else str(getattr(inactive, "value", inactive))
+        yield ConfigError(f"algorithm.{key}={value_text}", f"has no effect: {reason}", f"use {rest.lower()}")
+    if reason is None and needed is not None and rests:
+        yield ConfigError(f"algorithm.{key}={value_text}", "is needed by this algorithm", f"use {needed}")
+
+
+READABLE_KEYS = ("credit", "scale_by_std", "gamma", "gae_lambda", "length_adaptive_alpha", "critic_gae_lambda")
+"""Keys that an estimator of a user or a package may read."""
 OBJECTIVE_KEYS = ("trust_region", "clip_range_low", "clip_range_high", "dual_clip", "ratio_cap", "clip_level")
 """Keys that a loss of `objective=path.py:name` may read."""
 
@@ -168,8 +183,6 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     turned = valued or pooled_by_user or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
     objective, region = algorithm.objective, algorithm.trust_region
     is_own_loss = has_own_loss(objective)
-    is_role = algorithm.estimator is Advantage.role_baseline
-    unaveraged = None if is_role else f"advantage={advantage} has no baseline of roles"
     clipped = "objective=on_policy has no ratio" if objective == Objective.on_policy else None
     by_token, by_ratio = algorithm.ratio_level is RatioLevel.token, region is TrustRegion.ratio
     pooled = clipped or ("ratio_level=token has no pooling" if by_token else None)
@@ -213,14 +226,12 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     alone = alone or (None if len(trained) > 1 else "the run trains one agent")
     unnamed = None if is_function else f"advantage={advantage} calls no function"
     rows: list[tuple[str, Any, str | None, str | None]] = [
-        ("advantage_function", None, unnamed, None),
         ("advantage_args", {}, unnamed, None),
         ("objective_args", {}, None if is_own_loss else "only a loss of path.py:name has keys", None),
         ("credit", Credit.token, scored or segmented, None),
         ("turn_value", None, turned, "first"),
         ("value_unit", ValueUnit.token, turned, None),
         ("scale_by_std", None, grouped, "true (GRPO) or false"),
-        ("role_baseline_decay", None, unaveraged, "0.95"),
         ("gamma", None, scored, "1.0"),
         ("advantage_normalization", False, untrained, None),
         ("normalization_scope", NormalizationScope.agent, alone, None),
@@ -264,7 +275,7 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("turn_groups.follow", FollowedCandidate.random, ungrouped, None),
     ]
     for key, inactive, reason, needed in rows:
-        if is_function and key in FUNCTION_KEYS:
+        if is_function and key in READABLE_KEYS:
             continue  # the function may read them
         if is_own_loss and key in OBJECTIVE_KEYS:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 # Metrics of a learner's update that are also logged by agent and turn.
 UPDATE_METRICS = (
@@ -78,9 +79,6 @@ METRICS: dict[str, str] = {
     "<agent>/targets/reward": "mean per-token reward, KL term included",
     "<agent>/targets/value": "mean value of the states before action tokens",
     "<agent>/targets/return": "mean return",
-    "<agent>/targets/role_baseline": "algorithm.advantage=role_baseline: running mean of the agent's returns "
-    "after this iteration",
-    "<agent>/<role>/targets/role_baseline": "several roles: of the returns in that role",
     "targets/advantage/<part>": "a number of the metrics() of a class in algorithm.advantage",
     "<agent>/targets/advantage_std": "standard deviation of the advantages over trained action tokens",
     "<agent>/targets/zero_advantage_fraction": "fraction of responses with zero advantages (groups of equal scores)",
@@ -237,10 +235,18 @@ METRICS: dict[str, str] = {
     "perf/samples_per_second": "rows (one agent's part of an episode) per second of the whole iteration, all ranks",
     "perf/peak_memory_mib": "largest resident (CPU) or allocated (CUDA) memory of any rank so far",
 }
-_PATTERNS = {
-    key: re.compile("^" + re.sub(r"<\w+>", r"[^/]+", re.escape(key).replace(r"\<", "<").replace(r"\>", ">")) + "$")
-    for key in METRICS
-}
+_PATTERNS: dict[str, re.Pattern[str]] = {}
+
+
+def add_metrics(meanings: Mapping[str, str]) -> None:
+    """Add metrics to the table, such as those of a package's method."""
+    METRICS.update(meanings)
+    for key in meanings:
+        pattern = re.sub(r"<\w+>", r"[^/]+", re.escape(key).replace(r"\<", "<").replace(r"\>", ">"))
+        _PATTERNS[key] = re.compile(f"^{pattern}$")
+
+
+add_metrics(METRICS)
 
 
 def is_documented(key: str) -> bool:

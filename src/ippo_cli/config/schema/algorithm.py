@@ -11,7 +11,6 @@ from ippo_cli.config.constraints import (
     Coefficient,
     EntropyCoefficient,
     KlLimit,
-    Name,
     NonNegativeFloat,
     NonNegativeInt,
     OneOf,
@@ -60,7 +59,6 @@ class Advantage(str, Enum):
     leave_one_out = "leave_one_out"
     greedy_baseline = "greedy_baseline"
     monte_carlo = "monte_carlo"
-    role_baseline = "role_baseline"
     turn_group = "turn_group"
     function = "function"
     none = "none"
@@ -298,10 +296,9 @@ class AlgorithmConfig(StepsConfig):
     trust_region: TrustRegion  # what the clip ranges limit: ratio | tv (change of the probability) | kl (two-point KL)
     ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the log-probs that it recorded, before filters)
     advantage: AdvantageName
-    # gae | reward_to_go | group | leave_one_out | greedy_baseline | role_baseline | monte_carlo | turn_group | none
-    # | path.py:name
-    advantage_function: Name | None  # earlier form: advantage=function advantage_function=X is advantage=X
-    advantage_args: dict[str, Any]  # values of the keys of advantage=path.py:name; see docs/extend.md
+    # gae | reward_to_go | group | leave_one_out | greedy_baseline | monte_carlo | turn_group | none
+    # | path.py:name | a method of a package, such as those of the lab
+    advantage_args: dict[str, Any]  # values of the keys of advantage=path.py:name or of a package; see docs/extend.md
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
     turn_value: TurnValue | None  # a turn's value: of its first token | mean | final token | post (after the turn)
     value_unit: ValueUnit  # target of the value loss: token (one value per token) | turn (one value per turn)
@@ -310,8 +307,6 @@ class AlgorithmConfig(StepsConfig):
     gae_lambda: UnitFloat | None  # GAE's lambda
     length_adaptive_alpha: PositiveFloat | None  # lambda over l actions is max(0, 1 - 1 / (alpha l)); null = gae_lambda
     critic_gae_lambda: UnitFloat | None  # lambda of the critic's returns; null = lambda of the advantages
-    role_baseline_decay: Annotated[float, Range(0.0, 1.0, open_high=True)] | None
-    # advantage=role_baseline: weight of earlier episodes in the running mean of an agent's returns
     advantage_normalization: bool  # whiten advantages over the actions of the whole buffer
     normalization_scope: NormalizationScope  # rows of one mean and deviation: agent (one agent's) | team (all agents')
     clip_range_low: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # limit of a decrease: a ratio of 1 - this

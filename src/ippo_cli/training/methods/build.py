@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ippo_cli.algorithms.advantage_method import AdvantageMethod
 from ippo_cli.config.schema import Advantage, Config, CreditAssignment, UpdateOrder
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.training.methods.continuations import ContinuationValues
@@ -38,6 +39,9 @@ def build_methods(
         methods.append(Refill(config.rollout.refill_rounds, schedule.curriculum))
     if config.algorithm.turn_groups.candidates > 1:
         methods.append(TurnCandidates())
+    if isinstance(algorithm.estimator, AdvantageMethod):
+        own = algorithm.estimator.build_method(config, algorithm)
+        methods += [] if own is None else [own]
     if reward.credit_assignment is not CreditAssignment.none or reward.measure_credit_every:
         methods.append(CreditMeasurement())
     if config.team.share_rollouts:
