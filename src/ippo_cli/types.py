@@ -273,14 +273,6 @@ class StateValues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnGroups:
-    """Groups of an agent's turns that answer the same state, by row and turn."""
-
-    returns: Tensor  # [B, K] float32: return from the turn on; NaN where unknown
-    label: Tensor  # [B, K] int64: number of the group, -1 for turns without one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
     """All data of an iteration: every agent's rows on this rank, and their scores."""
 
@@ -292,7 +284,7 @@ class Experience:
     greedy: Mapping[str, tuple[Rollout, Scores]]  # greedy responses to the same prompts; empty where not needed
     views: Mapping[str, CriticView] = field(default_factory=dict)  # of agents with a centralised critic
     state_values: Mapping[str, StateValues] = field(default_factory=dict)  # with `advantage=monte_carlo`
-    turn_groups: Mapping[str, TurnGroups] = field(default_factory=dict)  # empty without groups of turns
+    additions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of estimators, by name and agent
     shared: Mapping[str, Mapping[str, Rollout]] = field(default_factory=dict)
     # with `team.share_rollouts`, by trained agent and author: the author's rows, with log-probabilities of the agent
 

@@ -74,7 +74,6 @@ SHARE = {
     "reward.agent_weight": 1.0,
     "algorithm.behavior_correction.level": "token",
 }
-TURN_GROUP = "algorithm.advantage=turn_group"
 NO_SHARING = "does not support team.share_rollouts=true"
 CURRENT = "episodes in which all agents act with their current policies"
 FIXED = "scores that depend on their own response alone"
@@ -83,71 +82,6 @@ POOL = {"team.opponent_pool.every": 2, "team.opponent_pool.size": 4, "team.oppon
 
 # Choices of groups, changed values, processes, and the start of the message: at least one case per rule.
 BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
-    *(
-        (("algorithm=at_grpo", *choices), changes, 1, message)
-        for choices, changes, message in [
-            (
-                (),
-                {"team.opponent_pool.every": 2},
-                f"{TURN_GROUP} needs {CURRENT}, and team.opponent_pool.every=2",
-            ),
-            ((), {"reward.measure_credit_every": 2}, f"reward.measure_credit_every=2 does not support {TURN_GROUP}"),
-            (
-                (),
-                {"team.update_order": "sequential", "algorithm.sequential_correction.pooling": "sum"},
-                f"team.update_order=sequential needs rows of one episode each, and {TURN_GROUP}",
-            ),
-            (
-                (),
-                {"reward.credit_assignment": "leave_out"},
-                f"{TURN_GROUP} needs {FIXED}, and reward.credit_assignment=leave_out",
-            ),
-            (
-                (FUNCTION,),
-                {"reward.function": "a.py:f", "reward.whole_batch": True},
-                f"{TURN_GROUP} needs {FIXED}, and reward.whole_batch=true",
-            ),
-            (
-                (),
-                {"algorithm.kl.reward.coef": 0.1},
-                f"algorithm.kl.reward.coef=0.1 needs rows of one episode each, and {TURN_GROUP}",
-            ),
-            (
-                (),
-                {"algorithm.reweight.method": "pow", "algorithm.reweight.power": 2.0, "rollout.num_generations": 4},
-                f"algorithm.reweight.method=pow needs rows of one episode each, and {TURN_GROUP}",
-            ),
-            (
-                (),
-                {"algorithm.truncation": "mask"},
-                f"algorithm.truncation=mask needs rows of one episode each, and {TURN_GROUP}",
-            ),
-            (
-                (),
-                {"reward.processor": ["running_zscore"]},
-                f"{TURN_GROUP} needs {FIXED}, and reward.processor=[running_zscore]",
-            ),
-            (
-                (),
-                {"algorithm.positive_nll.coef": 0.1, "algorithm.positive_nll.min_score": 1.0},
-                f"algorithm.positive_nll.coef=0.1 needs rows of one episode each, and {TURN_GROUP}",
-            ),
-            (
-                (),
-                {
-                    "rollout.top_k": 3,
-                    "algorithm.behavior_correction.level": "sequence",
-                    "algorithm.behavior_correction.cap": 2.0,
-                },
-                f"algorithm.behavior_correction.level=sequence needs rows of one episode each, and {TURN_GROUP}",
-            ),
-            (
-                (),
-                {"algorithm.ratio_level": "sequence", "algorithm.ratio_pooling": "sum"},
-                f"algorithm.ratio_level=sequence needs rows of one episode each, and {TURN_GROUP}",
-            ),
-        ]
-    ),
     *(
         ((*HACPO, *choices), changes, 1, message)
         for choices, changes, message in [
@@ -1307,8 +1241,6 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((), "scale_by_std", True, "advantage=gae has no standard deviation"),
     (("algorithm=rloo",), "scale_by_std", False, "advantage=leave_one_out has no standard deviation"),
     (("algorithm=remax",), "gamma", 1.0, "advantage=greedy_baseline gives one advantage"),
-    ((), "turn_groups.candidates", 4, "advantage=gae has no groups of turns"),
-    ((GRPO,), "turn_groups.follow", "best", "advantage=group has no groups of turns"),
     ((GRPO,), "cross_agent.exponent", 2.0, "team.share_rollouts=false has no responses of other agents"),
     ((GRPO,), "cross_agent.capability_window", 5, "team.share_rollouts=false has no responses of other agents"),
     ((*HACPO, "algorithm.advantage=leave_one_out"), "cross_agent.capability_window", 5, ""),
@@ -1370,7 +1302,6 @@ NEEDED = [
     (("algorithm=ppo",), "clip_range_low"),
     (("algorithm=ppo",), "clip_range_high"),
     ((GRPO,), "scale_by_std"),
-    (("algorithm=at_grpo",), "scale_by_std"),
     (("algorithm=turn_ppo",), "turn_value"),
     (("algorithm=turn_ppo",), "ratio_pooling"),
     (("algorithm=pf_ppo",), "reweight.power"),

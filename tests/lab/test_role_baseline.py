@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lab_errors import find_errors
 from safetensors.torch import load_file
 from small import (
     assert_metrics_close,
@@ -21,9 +22,7 @@ from small import (
 
 from ippo_cli.compose.former_keys import convert_config, convert_overrides
 from ippo_cli.compose.load import load_config
-from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.planning.prepare import check_user_methods
 from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint, read_method_states
 from ippo_cli.training.algorithm_state import AlgorithmState
 
@@ -85,17 +84,12 @@ def test_baseline_of_each_agent_and_role(tmp_path: Path) -> None:
     ],
 )
 def test_keys_that_do_not_fit_are_refused(overrides: list[str], message: str) -> None:
-    config = load_config(["algorithm=rae", *overrides])
-    check_config(config, 1)
-    with pytest.raises(ConfigError) as raised:
-        check_user_methods(config)
-    assert message in str(raised.value)
+    (error,) = find_errors(["algorithm=rae", *overrides])
+    assert message in error
 
 
 def test_preset_fits() -> None:
-    config = load_config(["algorithm=rae"])
-    check_config(config, 1)
-    check_user_methods(config)
+    assert find_errors(["algorithm=rae"]) == []
 
 
 def test_former_keys() -> None:

@@ -60,9 +60,9 @@ def test_core_trains(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_method_of_the_lab_is_refused(tmp_path: Path) -> None:
-    ended = train_without_lab(tmp_path, "algorithm=rae")
+    ended = train_without_lab(tmp_path, "algorithm.advantage=turn_group")
     assert ended.returncode == 2, ended.stderr + ended.stdout
     text = " ".join((ended.stderr + ended.stdout).split())
-    assert "ippo: algorithm.advantage=role_baseline cannot be imported (" in text
+    assert "ippo: algorithm.advantage=turn_group cannot be imported (" in text
     assert "No module named 'ippo_cli.lab'); fix the package" in text
     assert list(tmp_path.glob("runs/*")) == []

@@ -17,7 +17,6 @@ from ippo_cli.config.schema import (
     ConversationConfig,
     Credit,
     CriticKind,
-    FollowedCandidate,
     NormalizationScope,
     Objective,
     OptimizedCriticConfig,
@@ -171,13 +170,8 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     if algorithm.estimator is Advantage.none:
         scored = untrained = "advantage=none has no advantages"
     valued = None if _has_values(config) else f"advantage={advantage} has no values"
-    is_turn_group = algorithm.estimator is Advantage.turn_group
-    ungrouped = None if is_turn_group else f"advantage={advantage} has no groups of turns"
-    grouped = (
-        None
-        if is_turn_group or algorithm.estimator is Advantage.group
-        else f"advantage={advantage} has no standard deviation"
-    )
+    is_group = algorithm.estimator is Advantage.group
+    grouped = None if is_group else f"advantage={advantage} has no standard deviation"
     is_function = algorithm.estimator is Advantage.function
     pooled_by_user = f"advantage={advantage} gets the values of tokens" if is_function else None
     turned = valued or pooled_by_user or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
@@ -217,7 +211,6 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     cross_agent = algorithm.cross_agent
     unshared = None if config.team.share_rollouts else "team.share_rollouts=false has no responses of other agents"
     unscaled = unshared or (None if cross_agent.exponent is not None else "cross_agent.exponent=null sets no weights")
-    is_group = algorithm.estimator is Advantage.group
     unmeasured = unshared or (None if is_group else f"advantage={advantage} does not weigh scores by their authors")
     uncorrected = None if level is not WeightLevel.none else "behavior_correction.level=none has no weights"
     normalized = algorithm.advantage_normalization or algorithm.estimator is Advantage.group
@@ -271,8 +264,6 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("cross_agent.exponent", None, unshared, None),
         ("cross_agent.clip_range", None, unscaled, "0.2"),
         ("cross_agent.capability_window", None, unmeasured, None),
-        ("turn_groups.candidates", 1, ungrouped, "4"),
-        ("turn_groups.follow", FollowedCandidate.random, ungrouped, None),
     ]
     for key, inactive, reason, needed in rows:
         if is_function and key in READABLE_KEYS:

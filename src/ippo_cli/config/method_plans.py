@@ -7,7 +7,6 @@ METHOD_PLANS = (
     f"{METHODS}.refill:RefillPlan",
     f"{METHODS}.credit:CreditPlan",
     f"{METHODS}.continuations:ContinuationPlan",
-    f"{METHODS}.turn_groups:TurnGroupPlan",
     f"{METHODS}.shared_rows:SharedRowsPlan",
     f"{METHODS}.opponents:OpponentPlan",
 )

@@ -86,7 +86,6 @@ class Taker(NamedTuple):
 
 ADVANTAGE_NEEDS = {
     Advantage.monte_carlo: (Need.current_weights, Need.current_policies, Need.fixed_scores, Need.own_rows),
-    Advantage.turn_group: (Need.current_weights, Need.current_policies, Need.fixed_scores, Need.own_rows),
     Advantage.gae: (Need.equal_scores,),
     Advantage.reward_to_go: (Need.equal_scores,),
     Advantage.group: (Need.row_scores,),
@@ -165,13 +164,6 @@ def _list_takers(config: Config) -> Iterator[Taker]:
             "team.share_rollouts=true",
             "adds the responses of other agents",
             "team.share_rollouts=false",
-        )
-    if config.algorithm.estimator is Advantage.turn_group:
-        yield Taker(
-            (Need.one_candidate,),
-            "algorithm.advantage=turn_group",
-            "puts candidates of several episodes into a row",
-            "another algorithm.advantage",
         )
     if rounds := rollout.refill_rounds:
         setting = f"rollout.refill_rounds={rounds}"

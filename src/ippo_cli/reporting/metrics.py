@@ -169,8 +169,6 @@ METRICS: dict[str, str] = {
     "<agent>/shared/weight": "shared: mean correction weight per token of these responses",
     "<agent>/shared/limited_fraction": "shared: fraction of their tokens with a truncated weight or ratio out of range",
     "<agent>/shared/capability": "cross_agent.capability_window: mean score of the iterations before this one",
-    "turn_groups/branch_tokens": "algorithm.advantage=turn_group: tokens generated in branches, beside those of the "
-    "episodes",
     "refill/rounds": "rollout.refill_rounds: additional rounds of this iteration",
     "refill/prompts": "rollout.refill_rounds: prompts drawn in all rounds",
     "refill/responses_per_row": "rollout.refill_rounds: responses generated per row of the buffer",

@@ -57,14 +57,14 @@ def load_component(name: str, key: str, args: Mapping[str, Any]) -> Callable[...
     parameters of the function, or of the fields of the dataclass `Keys` of the class. Raises `ConfigError`.
     """
     setting = f"{key}={name}"
-    found: Any = load_function(name, key)
+    found = load_function(name, key)
+    build: Any = found
     args_key = f"{key}_args"
     if not inspect.isclass(found):
         check_names(found, setting, args_key, args)
         return partial(found, **args) if args else found
     keys = build_keys(found, setting, args_key, args)
     try:
-        build: Callable[..., Any] = found
         return build() if keys is None else build(keys)
     except Exception as error:
         raise ConfigError(

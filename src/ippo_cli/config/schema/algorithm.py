@@ -59,7 +59,6 @@ class Advantage(str, Enum):
     leave_one_out = "leave_one_out"
     greedy_baseline = "greedy_baseline"
     monte_carlo = "monte_carlo"
-    turn_group = "turn_group"
     function = "function"
     none = "none"
 
@@ -85,7 +84,6 @@ class Advantage(str, Enum):
             Advantage.gae,
             Advantage.reward_to_go,
             Advantage.monte_carlo,
-            Advantage.turn_group,
             Advantage.function,
         )
 
@@ -94,11 +92,6 @@ class ValueStates(str, Enum):
     turns = "turns"
     lines = "lines"
     tokens = "tokens"
-
-
-class FollowedCandidate(str, Enum):
-    random = "random"
-    best = "best"
 
 
 class NormalizationScope(str, Enum):
@@ -264,19 +257,6 @@ class PositiveNllConfig:
 
 
 @dataclass
-class TurnGroupsConfig:
-    """AT-GRPO: several responses to the state of each turn, valued by the episodes that continue from them."""
-
-    candidates: PositiveInt  # responses per state, the episode's own included; 1 = no groups
-    follow: FollowedCandidate  # response from which the episode continues: random | best (by return)
-
-    @property
-    def branches(self) -> int:
-        """Episodes that a turn adds: one for each candidate, except for the random one that continues the episode."""
-        return self.candidates - (self.follow is FollowedCandidate.random)
-
-
-@dataclass
 class StepsConfig:
     """Passes over a buffer: the keys of `algorithm` that an agent may override."""
 
@@ -296,7 +276,7 @@ class AlgorithmConfig(StepsConfig):
     trust_region: TrustRegion  # what the clip ranges limit: ratio | tv (change of the probability) | kl (two-point KL)
     ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the log-probs that it recorded, before filters)
     advantage: AdvantageName
-    # gae | reward_to_go | group | leave_one_out | greedy_baseline | monte_carlo | turn_group | none
+    # gae | reward_to_go | group | leave_one_out | greedy_baseline | monte_carlo | none
     # | path.py:name | a method of a package, such as those of the lab
     advantage_args: dict[str, Any]  # values of the keys of advantage=path.py:name or of a package; see docs/extend.md
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
@@ -336,7 +316,6 @@ class AlgorithmConfig(StepsConfig):
     behavior_correction: BehaviorCorrectionConfig
     sequential_correction: SequentialCorrectionConfig
     cross_agent: CrossAgentConfig
-    turn_groups: TurnGroupsConfig
     kl: KlConfig
 
     @property

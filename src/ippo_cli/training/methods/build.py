@@ -19,7 +19,6 @@ from ippo_cli.training.methods.opponents import OpponentPool
 from ippo_cli.training.methods.popart import ReturnNormalization
 from ippo_cli.training.methods.refill import Refill
 from ippo_cli.training.methods.shared_rows import SharedRows
-from ippo_cli.training.methods.turn_groups import TurnCandidates
 from ippo_cli.training.targets import Algorithm
 
 
@@ -37,8 +36,6 @@ def build_methods(
         methods.append(GreedyBaseline())
     if config.rollout.refill_rounds or schedule.curriculum is not None:
         methods.append(Refill(config.rollout.refill_rounds, schedule.curriculum))
-    if config.algorithm.turn_groups.candidates > 1:
-        methods.append(TurnCandidates())
     if isinstance(algorithm.estimator, AdvantageMethod):
         own = algorithm.estimator.build_method(config, algorithm)
         methods += [] if own is None else [own]

@@ -17,7 +17,6 @@ ESTIMATORS = {
     "leave_one_out": f"{METHODS}.groups:LeaveOneOut",
     "greedy_baseline": f"{METHODS}.greedy_baseline:GreedyEstimator",
     "monte_carlo": f"{METHODS}.continuations:MonteCarloEstimator",
-    "turn_group": f"{METHODS}.turn_groups:TurnGroupEstimator",
     "function": "ippo_cli.algorithms.user_advantages:build_user_estimator",
     "none": "ippo_cli.algorithms.estimator:Estimator",
 }
