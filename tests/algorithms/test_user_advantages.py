@@ -76,7 +76,6 @@ def inputs() -> AdvantageInputs:
         turn=torch.where(MASK, 0, -1),
         is_by_turn=False,
         group=torch.tensor([7, 3, 7, 3]),
-        starts=torch.zeros_like(MASK),
         baseline=torch.zeros(4),
         valid=torch.ones(4, dtype=torch.bool),
     )

@@ -58,7 +58,6 @@ UNBOUNDED = {
 }
 GRPO, HAPPO, CISPO = "algorithm=grpo", "algorithm=happo", "algorithm=cispo"
 VINE = "algorithm=vine_ppo"
-LINES = (VINE, "algorithm.monte_carlo.states=lines", "algorithm.monte_carlo.every=null")
 SHARED = "team=shared_policy"
 HACPO = ("algorithm=hacpo", "task=sorting_peers")
 JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
@@ -620,32 +619,8 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((GRPO,), {"algorithm.truncation": "bootstrap"}, 1, "algorithm.truncation=bootstrap needs a critic's value"),
     ((GRPO,), {"rollout.num_generations": 1}, 1, "rollout.num_generations=1 is too small: algorithm.advantage=group"),
     (("algorithm=pf_ppo",), {"rollout.num_generations": 1}, 1, "rollout.num_generations=1 is too small: algorithm.rew"),
-    ((VINE, "critic=separate"), {}, 1, "critic=separate trains values that algorithm.advantage=monte_carlo does not"),
+    ((GRPO, "critic=separate"), {}, 1, "critic=separate trains values that algorithm.advantage=group does not"),
     ((VINE,), {"algorithm.truncation": "bootstrap"}, 1, "algorithm.truncation=bootstrap needs a critic's value"),
-    (
-        (VINE,),
-        {"reward.processor": ["running_zscore"]},
-        1,
-        f"algorithm.advantage=monte_carlo needs {FIXED}, and reward.processor=[running_zscore]",
-    ),
-    (
-        (VINE, "reward=function", "reward.function=math.py:sqrt"),
-        {"reward.whole_batch": True},
-        1,
-        f"algorithm.advantage=monte_carlo needs {FIXED}, and reward.whole_batch=true",
-    ),
-    (
-        (VINE,),
-        {"reward.credit_assignment": "leave_out"},
-        1,
-        f"algorithm.advantage=monte_carlo needs {FIXED}, and reward.credit_assignment=leave_out",
-    ),
-    (
-        (VINE,),
-        {"team.opponent_pool.every": 2, "team.opponent_pool.size": 2, "team.opponent_pool.share": 0.5},
-        1,
-        "algorithm.advantage=monte_carlo needs episodes in which all agents act with",
-    ),
     (
         ("algorithm=remax",),
         {"reward.processor": ["zscore"]},
@@ -1260,14 +1235,6 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((), "truncation_penalty", 1.0, "truncation=none"),
     (("algorithm=ppo",), "length_adaptive_alpha", 0.1, ""),
     ((), "kl.reward.horizon", 10000, "without kl.reward.target the coefficient is fixed"),
-    ((), "monte_carlo.continuations", 9, "advantage=gae samples no continuations"),
-    ((GRPO,), "monte_carlo.states", "lines", "advantage=group samples no continuations"),
-    ((), "monte_carlo.max_states", 4, "advantage=gae samples no continuations"),
-    ((), "monte_carlo.every", 4, "advantage=gae samples no continuations"),
-    (LINES, "monte_carlo.every", 4, "only monte_carlo.states=tokens counts tokens"),
-    ((VINE,), "credit", "turn", "monte_carlo.states sets the segments"),
-    ((VINE,), "critic_gae_lambda", 1.0, "has no values"),
-    ((VINE,), "turn_value", "first", "has no values"),
     ((), "reweight.power", 2.0, "reweight.method=none has no power"),
     ((), "behavior_correction.cap", 2.0, "behavior_correction.level=none has no weights"),
     ((), "behavior_correction.band_low", 0.1, "behavior_correction.level=none has no weights"),
@@ -1306,10 +1273,6 @@ NEEDED = [
     (("algorithm=turn_ppo",), "ratio_pooling"),
     (("algorithm=pf_ppo",), "reweight.power"),
     (("algorithm=reinforce_plus_plus",), "gamma"),
-    ((VINE,), "gae_lambda"),
-    ((VINE,), "monte_carlo.continuations"),
-    ((VINE,), "monte_carlo.every"),
-    ((*LINES, "algorithm.monte_carlo.states=turns"), "monte_carlo.states"),
     ((CISPO,), "clip_range_high"),
     (("algorithm=gspo",), "ratio_pooling"),
     (HACPO, "cross_agent.clip_range"),

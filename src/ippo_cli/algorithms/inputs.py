@@ -36,8 +36,7 @@ class AdvantageInputs:
     turn: Tensor  # [B, R] int64
     is_by_turn: bool  # whether actions are turns; otherwise tokens
     group: Tensor  # [B] int64: equal for responses to the same prompt, across ranks
-    starts: Tensor  # [B, R] bool: the first token of each segment where values are of chosen states, else False
-    baseline: Tensor  # [B]: the score of the greedy response, or the mean of the agent's role; 0 without either
+    baseline: Tensor  # [B]: the score of the greedy response; 0 without
     valid: Tensor  # [B] bool: rows that have a score
     capability: float = 1.0  # of the agent, divided by that of the author of the rows
 

@@ -132,7 +132,6 @@ def try_estimator(estimator: UserEstimator) -> None:
             turn=torch.where(mask, 0, -1),
             is_by_turn=False,
             group=torch.tensor([0, 0, 1, 1]),
-            starts=torch.zeros_like(mask),
             baseline=torch.zeros(4),
             valid=torch.ones(4, dtype=torch.bool),
         )

@@ -27,7 +27,6 @@ from ippo_cli.config.schema import (
     Truncation,
     TrustRegion,
     TurnValue,
-    ValueStates,
     ValueUnit,
     WeightLevel,
     has_own_loss,
@@ -188,13 +187,7 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     dual = dual or ("clip_level=token limits the ratio" if algorithm.clip_level is ClipLevel.token else None)
     capped = clipped or ("trust_region=ratio limits the ratio" if by_ratio else None)
     level_reason = only_clip or ("ratio_level=token pools no ratios" if by_token else None)
-    is_sampled = algorithm.estimator is Advantage.monte_carlo
-    segmented = "monte_carlo.states sets the segments that share an advantage" if is_sampled else None
-    unsampled = placed = None if is_sampled else f"advantage={advantage} samples no continuations"
-    if is_sampled and algorithm.monte_carlo.states is not ValueStates.tokens:
-        placed = "only monte_carlo.states=tokens counts tokens"
-    unweighted = None if is_sampled else valued
-    fixed = unweighted or ("length_adaptive_alpha sets lambda" if algorithm.length_adaptive_alpha is not None else None)
+    fixed = valued or ("length_adaptive_alpha sets lambda" if algorithm.length_adaptive_alpha is not None else None)
     plain = None if objective == Objective.on_policy else f"objective={objective} always allows several steps"
     several_steps = any(policy_steps(config, agent) > 1 for agent in config.task.agents.values())
     single = None if several_steps else "there is one optimizer step per buffer, which is never skipped"
@@ -221,7 +214,7 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     rows: list[tuple[str, Any, str | None, str | None]] = [
         ("advantage_args", {}, unnamed, None),
         ("objective_args", {}, None if is_own_loss else "only a loss of path.py:name has keys", None),
-        ("credit", Credit.token, scored or segmented, None),
+        ("credit", Credit.token, scored, None),
         ("turn_value", None, turned, "first"),
         ("value_unit", ValueUnit.token, turned, None),
         ("scale_by_std", None, grouped, "true (GRPO) or false"),
@@ -252,10 +245,6 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("truncation_ramp", None, unramped, "0.2"),
         ("positive_nll.min_score", None, unlikely, "the score of a right response"),
         ("kl.reward.horizon", None, unadapted, "10000"),
-        ("monte_carlo.continuations", None, unsampled, "9"),
-        ("monte_carlo.states", None, unsampled, "lines, turns or tokens"),
-        ("monte_carlo.every", None, placed, "a number of tokens, such as 32"),
-        ("monte_carlo.max_states", None, unsampled, None),
         ("reweight.power", None, unpowered, "2.0"),
         ("behavior_correction.cap", None, uncorrected, None),
         ("behavior_correction.band_low", None, uncorrected, None),

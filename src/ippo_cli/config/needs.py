@@ -85,7 +85,6 @@ class Taker(NamedTuple):
 
 
 ADVANTAGE_NEEDS = {
-    Advantage.monte_carlo: (Need.current_weights, Need.current_policies, Need.fixed_scores, Need.own_rows),
     Advantage.gae: (Need.equal_scores,),
     Advantage.reward_to_go: (Need.equal_scores,),
     Advantage.group: (Need.row_scores,),

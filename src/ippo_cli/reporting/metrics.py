@@ -86,17 +86,6 @@ METRICS: dict[str, str] = {
     "<agent>/rollout/ess_ratio": "(sum w)^2 / (n sum w^2) of the behaviour weights, if any are used",
     "<agent>/rollout/prob_diff/behavior": "mean |p_policy - p_sampling| of sampled tokens, including sampling filters",
     "<agent>/score/greedy": "algorithm.advantage=greedy_baseline: mean score of the greedy responses",
-    "<agent>/monte_carlo/states": "algorithm.advantage=monte_carlo: mean number of states with a value per trained "
-    "response",
-    "<agent>/monte_carlo/shared_fraction": "monte_carlo: fraction of states that share the continuations of an equal "
-    "one, such as the prompt of a group",
-    "<agent>/monte_carlo/tokens": "monte_carlo: tokens of all continuations, of all agents and ranks",
-    "<agent>/monte_carlo/unusable_fraction": "monte_carlo: fraction of continuations without a score, truncated with "
-    "truncation=mask, or from a state "
-    "that a replay of the episode did not reach",
-    "<agent>/monte_carlo/value": "monte_carlo: mean value of the states",
-    "<agent>/monte_carlo/value_std": "monte_carlo: standard deviation of the values, their sampling error included",
-    "<agent>/monte_carlo/standard_error": "monte_carlo: root mean squared standard error of the values",
     "<agent>/kl/reference": "mean log-ratio (k1) of the sampled tokens to the initial policy",
     "<agent>/kl/reward_coef": "coefficient of the reward's KL term in this iteration",
     "<learner>/policy/learning_rate": "the actor's learning rate in this iteration",
@@ -219,7 +208,6 @@ METRICS: dict[str, str] = {
     "time/environments": "seconds of time/rollout spent in resetting and stepping environments",
     "time/score": "seconds of the reward",
     "time/credit": "seconds of credit baselines: replayed episodes and their rewards",
-    "time/continuations": "algorithm.advantage=monte_carlo: seconds of continuations and their rewards",
     "time/weights": "rollout=vllm: seconds of transferring and verifying weights, part of time/rollout",
     "time/ahead": "rollout.ahead=1: seconds of collecting this iteration's episodes during the training of the one "
     "before; time/rollout has only the wait for them",

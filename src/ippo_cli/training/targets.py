@@ -172,7 +172,6 @@ class Algorithm:
             turn=rollout.turn,
             is_by_turn=by_turn,
             group=experience.batch.index.to(mask.device) // self.num_generations,
-            starts=torch.zeros_like(mask),
             baseline=torch.zeros_like(final_values),
             valid=scores.valid,
         )

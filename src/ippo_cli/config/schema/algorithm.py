@@ -58,7 +58,6 @@ class Advantage(str, Enum):
     group = "group"
     leave_one_out = "leave_one_out"
     greedy_baseline = "greedy_baseline"
-    monte_carlo = "monte_carlo"
     function = "function"
     none = "none"
 
@@ -83,15 +82,8 @@ class Advantage(str, Enum):
         return self in (
             Advantage.gae,
             Advantage.reward_to_go,
-            Advantage.monte_carlo,
             Advantage.function,
         )
-
-
-class ValueStates(str, Enum):
-    turns = "turns"
-    lines = "lines"
-    tokens = "tokens"
 
 
 class NormalizationScope(str, Enum):
@@ -195,30 +187,6 @@ class ReweightConfig:
 
 
 @dataclass
-class MonteCarloConfig:
-    """VinePPO: values of states inside responses, as mean returns of continuations that the policies sample there."""
-
-    continuations: PositiveInt | None  # sampled from each state, to the end of the episode
-    states: ValueStates | None  # first token of each turn | and of each line (reasoning step) | and every n tokens
-    every: PositiveInt | None  # states=tokens: number of tokens between states of a turn
-    max_states: PositiveInt | None  # states per episode of an agent, the first ones; null = all
-
-    def count_states(self, turns: int | None, turn_tokens: int) -> int | None:
-        """The most states of an agent in an episode of `turns` turns, each of at most `turn_tokens` tokens; None if
-        unknown.
-        """
-        by_turn: int | None = 1
-        if self.states is ValueStates.lines:
-            by_turn = None
-        elif self.every is not None:
-            by_turn = -(-turn_tokens // self.every)
-        found = None if by_turn is None or turns is None else turns * by_turn
-        if self.max_states is None:
-            return found
-        return self.max_states if found is None else min(found, self.max_states)
-
-
-@dataclass
 class BehaviorCorrectionConfig:
     """Importance weights for a sampler that differs from the policy (sampling filters, another engine)."""
 
@@ -276,7 +244,7 @@ class AlgorithmConfig(StepsConfig):
     trust_region: TrustRegion  # what the clip ranges limit: ratio | tv (change of the probability) | kl (two-point KL)
     ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the log-probs that it recorded, before filters)
     advantage: AdvantageName
-    # gae | reward_to_go | group | leave_one_out | greedy_baseline | monte_carlo | none
+    # gae | reward_to_go | group | leave_one_out | greedy_baseline | none
     # | path.py:name | a method of a package, such as those of the lab
     advantage_args: dict[str, Any]  # values of the keys of advantage=path.py:name or of a package; see docs/extend.md
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
@@ -310,7 +278,6 @@ class AlgorithmConfig(StepsConfig):
     truncation_penalty: PositiveFloat | None  # subtracted from the score of a truncated response
     truncation_ramp: Annotated[float, Range(0.0, 1.0, open_low=True)] | None
     # soft_penalty: last part of the token limit in which the penalty grows to its full size
-    monte_carlo: MonteCarloConfig
     reweight: ReweightConfig
     positive_nll: PositiveNllConfig
     behavior_correction: BehaviorCorrectionConfig

@@ -9,7 +9,6 @@ import torch
 from ippo_cli.algorithms.advantage_method import AdvantageMethod
 from ippo_cli.config.schema import Advantage, Config, CreditAssignment, UpdateOrder
 from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.training.methods.continuations import ContinuationValues
 from ippo_cli.training.methods.credit import CreditMeasurement
 from ippo_cli.training.methods.engine_state import EngineState
 from ippo_cli.training.methods.greedy_baseline import GreedyBaseline
@@ -43,8 +42,6 @@ def build_methods(
         methods.append(CreditMeasurement())
     if config.team.share_rollouts:
         methods.append(SharedRows(config))
-    if advantage is Advantage.monte_carlo:
-        methods.append(ContinuationValues(config, algorithm))
     if config.team.update_order is UpdateOrder.sequential:
         methods.append(SequentialUpdates(config))
     if any(getattr(agent.critic, "popart_beta", None) is not None for agent in config.task.agents.values()):

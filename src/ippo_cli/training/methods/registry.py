@@ -16,7 +16,6 @@ ESTIMATORS = {
     "group": f"{METHODS}.groups:GroupNormalized",
     "leave_one_out": f"{METHODS}.groups:LeaveOneOut",
     "greedy_baseline": f"{METHODS}.greedy_baseline:GreedyEstimator",
-    "monte_carlo": f"{METHODS}.continuations:MonteCarloEstimator",
     "function": "ippo_cli.algorithms.user_advantages:build_user_estimator",
     "none": "ippo_cli.algorithms.estimator:Estimator",
 }
