@@ -49,7 +49,7 @@ from ippo_cli.reporting.metrics import METRICS, add_metrics
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = {
     name: point.load()
-    for name, point in find_entry_points("ippo.methods").items()
+    for name, point in find_entry_points("ippo.advantages").items()
     if point.value.startswith("ippo_cli.")
 }
 """Methods of this package that are entry points, by name."""
