@@ -44,7 +44,7 @@ from ippo_cli.config.constraints import OneOf, constraint_from_hint
 from ippo_cli.config.doors import find_entry_points
 from ippo_cli.config.marks import remove_marks
 from ippo_cli.config.schema import AgentConfig
-from ippo_cli.reporting.metrics import METRICS, add_metrics
+from ippo_cli.reporting.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = {
@@ -53,8 +53,7 @@ METHODS = {
     if point.value.startswith("ippo_cli.")
 }
 """Methods of this package that are entry points, by name."""
-for own_method in METHODS.values():
-    add_metrics(own_method.METRICS)
+ALL_METRICS = METRICS | {key: text for method in METHODS.values() for key, text in method.METRICS.items()}
 
 HELP_HEAD = """\
 ippo-train: train language models with PPO and Independent PPO.
@@ -273,7 +272,7 @@ def help_keys() -> str:
                 "agents": agents,
                 "keys": keys,
                 "peers": peers,
-                "metrics": METRICS,
+                "metrics": ALL_METRICS,
             },
             indent=0,
             ensure_ascii=False,
@@ -657,7 +656,7 @@ def metrics_page() -> str:
         "| key | meaning |",
         "|---|---|",
     ]
-    return "\n".join(lines + [f"| `{key}` | {_cell(text)} |" for key, text in METRICS.items()]) + "\n"
+    return "\n".join(lines + [f"| `{key}` | {_cell(text)} |" for key, text in ALL_METRICS.items()]) + "\n"
 
 
 def migrating_page() -> str:

@@ -55,7 +55,8 @@ class Measure(Method):
         return replace(scored.experience, additions={**scored.experience.additions, "lengths": found})
 
     def metrics(self, outcome):
-        return {"lengths/longest": float(max(int(one.max()) for one in outcome.experience.additions["lengths"].values()))}
+        lengths = outcome.experience.additions["lengths"].values()
+        return {"lengths/longest": float(max(int(one.max()) for one in lengths))}
 
 
 class Plan(MethodPlan):

@@ -222,11 +222,12 @@ METRICS: dict[str, str] = {
     "perf/peak_memory_mib": "largest resident (CPU) or allocated (CUDA) memory of any rank so far",
 }
 _PATTERNS: dict[str, re.Pattern[str]] = {}
+_MEANINGS: dict[str, str] = {}
 
 
 def add_metrics(meanings: Mapping[str, str]) -> None:
-    """Add metrics to the table, such as those of a package's method."""
-    METRICS.update(meanings)
+    """Let a run log more metrics than those of the table, such as a package's."""
+    _MEANINGS.update(meanings)
     for key in meanings:
         pattern = re.sub(r"<\w+>", r"[^/]+", re.escape(key).replace(r"\<", "<").replace(r"\>", ">"))
         _PATTERNS[key] = re.compile(f"^{pattern}$")
@@ -236,10 +237,10 @@ add_metrics(METRICS)
 
 
 def is_documented(key: str) -> bool:
-    """Whether the table has a metric's name."""
+    """Whether a metric's name is known."""
     return metric_meaning(key) is not None
 
 
 def metric_meaning(key: str) -> str | None:
-    """The meaning of a logged metric; None if the table has no such name."""
-    return next((METRICS[name] for name, pattern in _PATTERNS.items() if pattern.match(key)), None)
+    """The meaning of a logged metric; None if the name is unknown."""
+    return next((_MEANINGS[name] for name, pattern in _PATTERNS.items() if pattern.match(key)), None)
