@@ -41,11 +41,19 @@ from ippo_cli.compose.load import (
 )
 from ippo_cli.config import schema
 from ippo_cli.config.constraints import OneOf, constraint_from_hint
+from ippo_cli.config.doors import find_entry_points
 from ippo_cli.config.marks import remove_marks
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.reporting.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
+METHODS = {
+    name: point.load()
+    for name, point in find_entry_points("ippo.advantages").items()
+    if point.value.startswith("ippo_cli.")
+}
+"""Methods of this package that are entry points, by name."""
+ALL_METRICS = METRICS | {key: text for method in METHODS.values() for key, text in method.METRICS.items()}
 
 HELP_HEAD = """\
 ippo-train: train language models with PPO and Independent PPO.
@@ -243,6 +251,7 @@ def help_keys() -> str:
             if (config_dir() / "base" / "by_actor" / group).is_dir():
                 pretrained = {option: composed("actor=full", f"{group}={option}")[group] for option in nodes}
                 _add_pretrained_defaults(keys, _help_entries(cls, pretrained, f"{group}."))
+    keys |= {key: _method_entry(key, one) for key, one in method_keys().items()}
     agent = _help_entries(schema.AgentPromptConfig, {}, "task.agents.NAME.")
     keys |= dict(agent)
     for entry in keys.values():
@@ -263,13 +272,57 @@ def help_keys() -> str:
                 "agents": agents,
                 "keys": keys,
                 "peers": peers,
-                "metrics": METRICS,
+                "metrics": ALL_METRICS,
             },
             indent=0,
             ensure_ascii=False,
         )
         + "\n"
     )
+
+
+class MethodKey(NamedTuple):
+    """A key of a method that is an entry point."""
+
+    hint: Any
+    default: str
+    meaning: str
+
+
+def method_keys() -> dict[str, MethodKey]:
+    """The keys below `algorithm.advantage_args`, by full name."""
+    return {
+        f"algorithm.advantage_args.{field.name}": MethodKey(
+            hints(method.Keys)[field.name],
+            shown(field.default),
+            f"advantage={name}: {comments(method.Keys)[field.name]}",
+        )
+        for name, method in METHODS.items()
+        for field in fields(method.Keys)
+    }
+
+
+def _method_entry(key: str, one: MethodKey) -> dict[str, Any]:
+    return {
+        "type": spelled(one.hint),
+        "meaning": one.meaning,
+        "values": _values_of(one.hint),
+        "defaults": [[one.default, []]],
+        "pretrained": [],
+        "options": [],
+        "others": [],
+        "peers": _peer_names(key),
+        "readers": [],
+    }
+
+
+def _method_table() -> list[str]:
+    """The table of keys of methods that are entry points."""
+    lines = ["### Keys of `advantage_args`", "", "| key | type | default | meaning |", "|---|---|---|---|"]
+    for key, one in method_keys().items():
+        cells = [f"`{key.removeprefix('algorithm.')}`", _short_type(one.hint), f"`{one.default}`", _cell(one.meaning)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def _add_entry(keys: dict[str, dict[str, Any]], key: str, entry: dict[str, Any], options: list[str]) -> None:
@@ -384,6 +437,7 @@ def config_page() -> str:
     lines += _table([(key, {"": composed()}) for key in group_keys(schema.RunConfig)], "")
     for group, options in ordered_groups().items():
         lines += [f"## `{group}=`", "", *_group(group, {name: composed(f"{group}={name}")[group] for name in options})]
+        lines += _method_table() if group == "algorithm" else []
     lines += by_actor()
     lines += [
         "## One agent: `task.agents.<name>`",
@@ -602,7 +656,7 @@ def metrics_page() -> str:
         "| key | meaning |",
         "|---|---|",
     ]
-    return "\n".join(lines + [f"| `{key}` | {_cell(text)} |" for key, text in METRICS.items()]) + "\n"
+    return "\n".join(lines + [f"| `{key}` | {_cell(text)} |" for key, text in ALL_METRICS.items()]) + "\n"
 
 
 def migrating_page() -> str:

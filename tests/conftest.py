@@ -25,6 +25,7 @@ for variable in [name for name in os.environ if name.startswith("SLURM_") or nam
 os.fsync = lambda file: None  # files of tests need not survive a power failure, and a small run syncs a hundred times
 # `spoken`: episodes of given texts; `small`: the smallest real run; `rows`; `checker` of shapes; `chats`: templates;
 # `survival`: runs that are stopped, killed and resumed;
+# `lab_errors`: what refuses a configuration of an estimator of a package
 # `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank; `loaded`: modules by their files
 # `host_reads`: how often the host waits for tensors; `synthetic`: folders of runs for reports
 for folder in (
@@ -43,6 +44,7 @@ for folder in (
     "diagnosis",
     "report",
     "vllm",
+    "lab",
 ):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

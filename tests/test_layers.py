@@ -44,6 +44,7 @@ ORDER = [
     "cli",
     "api",
     "__main__",
+    "lab",
 ]
 LAYERS = {part: place for place, part in enumerate(ORDER)}
 FILES = sorted(ROOT.rglob("*.py"))
@@ -115,6 +116,16 @@ def test_module_imports_only_lower_layers(file: Path) -> None:
 def test_every_package_has_a_layer() -> None:
     parts = {file.relative_to(ROOT).parts[0].removesuffix(".py") for file in FILES} - {"__init__"}
     assert parts == set(LAYERS)
+
+
+def test_core_does_not_name_the_lab() -> None:
+    """The core works without the folder: its methods are entry points in `pyproject.toml`."""
+    files = [
+        file for file in ROOT.rglob("*") if file.suffix in (".py", ".yaml", ".txt") and ROOT / "lab" not in file.parents
+    ]
+    pattern = re.compile(r"ippo_cli[./]lab\b")
+    assert [relative_path(file) for file in files if pattern.search(file.read_text())] == []
+    assert pattern.search((ROOT.parents[1] / "pyproject.toml").read_text()) is not None
 
 
 @pytest.mark.parametrize("library", PLACES)

@@ -43,7 +43,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "remax": (*SORTING, "algorithm=remax"),
     "happo": (*SORTING, "algorithm=happo"),
     "mappo": (*SORTING, "algorithm=mappo", "critic.popart_beta=0.9"),
-    "vine": (*SORTING, "algorithm=vine_ppo", "algorithm.monte_carlo.continuations=2", "rollout.num_generations=4"),
+    "vine": (*SORTING, "algorithm=vine_ppo", "algorithm.advantage_args.continuations=2", "rollout.num_generations=4"),
     "at_grpo": ("task=relay", "algorithm=at_grpo"),
     "hacpo": ("task=sorting_peers", *SORTING, "algorithm=hacpo", "rollout.num_generations=4"),
     "opponents": ("+experiment=self_play", "team.opponent_pool.every=1", "algorithm.mini_batch_size=16"),

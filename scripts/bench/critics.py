@@ -146,14 +146,14 @@ VARIANTS = {
         overrides=(
             "algorithm.advantage=monte_carlo",
             "algorithm.gae_lambda=0",
-            "algorithm.monte_carlo.continuations=9",
-            "algorithm.monte_carlo.states=tokens",
-            "algorithm.monte_carlo.every=1",
+            "algorithm.advantage_args.continuations=9",
+            "algorithm.advantage_args.states=tokens",
+            "algorithm.advantage_args.every=1",
         ),
         has_critic=False,
         by_task={
-            "ladder": ("algorithm.monte_carlo.states=turns", "algorithm.monte_carlo.every=null"),
-            SUMS: ("algorithm.monte_carlo.every=4",),  # one or two states of a response
+            "ladder": ("algorithm.advantage_args.states=turns", "algorithm.advantage_args.every=null"),
+            SUMS: ("algorithm.advantage_args.every=4",),  # one or two states of a response
         },
     ),
     "none": Variant(

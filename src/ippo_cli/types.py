@@ -259,28 +259,6 @@ class CriticView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateValues:
-    """Monte-Carlo values of chosen states in one agent's rows."""
-
-    values: Tensor  # [B, R] float32: of the last chosen state before each action token; 0 without one
-    starts: Tensor  # [B, R] bool: the action token after each chosen state with a value
-    variance: Tensor  # [B, R] float32: sampling variance of the values where `starts`, else 0
-    num_states: int  # chosen
-    num_sampled: int  # of which this rank has sampled continuations: equal states of a prompt share theirs
-    num_continuations: int  # sampled by this rank
-    num_unusable: int  # of these: without a score, or from a state that was not reached
-    num_tokens: int  # generated in these, by all agents
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnGroups:
-    """Groups of an agent's turns that answer the same state, by row and turn."""
-
-    returns: Tensor  # [B, K] float32: return from the turn on; NaN where unknown
-    label: Tensor  # [B, K] int64: number of the group, -1 for turns without one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
     """All data of an iteration: every agent's rows on this rank, and their scores."""
 
@@ -291,8 +269,7 @@ class Experience:
     scores: Mapping[str, Scores]
     greedy: Mapping[str, tuple[Rollout, Scores]]  # greedy responses to the same prompts; empty where not needed
     views: Mapping[str, CriticView] = field(default_factory=dict)  # of agents with a centralised critic
-    state_values: Mapping[str, StateValues] = field(default_factory=dict)  # with `advantage=monte_carlo`
-    turn_groups: Mapping[str, TurnGroups] = field(default_factory=dict)  # empty without groups of turns
+    additions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of estimators, by name and agent
     shared: Mapping[str, Mapping[str, Rollout]] = field(default_factory=dict)
     # with `team.share_rollouts`, by trained agent and author: the author's rows, with log-probabilities of the agent
 

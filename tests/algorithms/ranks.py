@@ -32,7 +32,6 @@ def group_advantages(rows: slice) -> list[float]:
         turn=torch.zeros_like(scores).long(),
         is_by_turn=False,
         group=torch.arange(8)[rows] // 4,
-        starts=torch.zeros_like(MASK[rows]),
         baseline=torch.zeros(len(scores)),
         valid=torch.ones(len(scores)).bool(),
     )

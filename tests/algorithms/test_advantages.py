@@ -40,7 +40,6 @@ def inputs(**changes: Any) -> AdvantageInputs:
         "turn": TURN,
         "is_by_turn": False,
         "group": torch.tensor([7, 3, 7, 3]),
-        "starts": torch.zeros_like(MASK),
         "baseline": torch.zeros(4),
         "valid": torch.ones(4, dtype=torch.bool),
     }
@@ -113,18 +112,6 @@ def test_group_scores_include_kl_penalty() -> None:
 def test_greedy_baseline() -> None:
     found = estimate(algorithm(advantage=Advantage.greedy_baseline), baseline=torch.tensor([1.0, 1.0, 0.0, 0.5]))
     torch.testing.assert_close(found.advantages, rows([0.0, 3.0, 2.0, -0.5]))
-
-
-def test_monte_carlo_segments() -> None:
-    starts = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0]], dtype=torch.bool)
-    config = algorithm(advantage=Advantage.monte_carlo, gamma=1.0, gae_lambda=0.0)
-    found = estimate(config, starts=starts)
-    torch.testing.assert_close(found.advantages[0], torch.tensor([0.3, 0.3, 0.0, 0.7]))
-    torch.testing.assert_close(found.advantages[2], torch.tensor([0.2, 0.2, 1.0, 1.0]))
-    torch.testing.assert_close(found.returns[2], torch.tensor([1.0, 1.0, 2.0, 2.0]))
-    assert found.usable.tolist() == [True, False, True, False], "the first state of a row needs a value"
-    whole = estimate(replace(config, gae_lambda=1.0), starts=starts)
-    torch.testing.assert_close(whole.advantages[2], torch.tensor([1.2, 1.2, 1.0, 1.0]))
 
 
 def test_reward_to_go_by_token_or_turn() -> None:

@@ -87,8 +87,8 @@ PIECES: dict[str, tuple[str, ...]] = {
     "automatic credit": ("algorithm=turn_ppo", "algorithm.credit=auto", "algorithm.turn_value=mean"),
     "values at turns": (
         "algorithm=vine_ppo",
-        "algorithm.monte_carlo.states=turns",
-        "algorithm.monte_carlo.every=null",
+        "algorithm.advantage_args.states=turns",
+        "algorithm.advantage_args.every=null",
     ),
     "values with KL in the reward": (
         "algorithm=vine_ppo",

@@ -151,7 +151,7 @@ def test_keys_of_the_configuration(code: Path) -> None:
 def test_objective_of_an_installed_package(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code.parent / "some_package.py").write_text(CODE)
     monkeypatch.syspath_prepend(code.parent)
-    point = EntryPoint("soft_clip", "some_package:clip", "ippo.methods")
+    point = EntryPoint("soft_clip", "some_package:clip", "ippo.objectives")
 
     def entry_points(**selection: Any) -> EntryPoints:
         return EntryPoints([point]).select(**selection)

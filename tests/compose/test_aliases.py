@@ -62,8 +62,8 @@ def test_suggestions_name_existing_keys(keys: set[str]) -> None:
             solo = word.replace("<name>", "solo")
             if word.endswith((".py", ".md")) or word.startswith("sweep."):
                 continue
-            # Arguments of the loader and of vLLM, which no schema lists.
-            if solo.startswith(("actor.model_args.", "rollout.vllm.engine_args.")):
+            # Arguments of the loader, of vLLM and of estimators, which no schema lists.
+            if solo.startswith(("actor.model_args.", "rollout.vllm.engine_args.", "algorithm.advantage_args.")):
                 continue
             if solo not in keys and word != "task.agents" and not any(key.startswith(f"{solo}.") for key in keys):
                 wrong.append((theirs, word))

@@ -58,7 +58,6 @@ UNBOUNDED = {
 }
 GRPO, HAPPO, CISPO = "algorithm=grpo", "algorithm=happo", "algorithm=cispo"
 VINE = "algorithm=vine_ppo"
-LINES = (VINE, "algorithm.monte_carlo.states=lines", "algorithm.monte_carlo.every=null")
 SHARED = "team=shared_policy"
 HACPO = ("algorithm=hacpo", "task=sorting_peers")
 JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
@@ -74,7 +73,6 @@ SHARE = {
     "reward.agent_weight": 1.0,
     "algorithm.behavior_correction.level": "token",
 }
-TURN_GROUP = "algorithm.advantage=turn_group"
 NO_SHARING = "does not support team.share_rollouts=true"
 CURRENT = "episodes in which all agents act with their current policies"
 FIXED = "scores that depend on their own response alone"
@@ -83,71 +81,6 @@ POOL = {"team.opponent_pool.every": 2, "team.opponent_pool.size": 4, "team.oppon
 
 # Choices of groups, changed values, processes, and the start of the message: at least one case per rule.
 BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
-    *(
-        (("algorithm=at_grpo", *choices), changes, 1, message)
-        for choices, changes, message in [
-            (
-                (),
-                {"team.opponent_pool.every": 2},
-                f"{TURN_GROUP} needs {CURRENT}, and team.opponent_pool.every=2",
-            ),
-            ((), {"reward.measure_credit_every": 2}, f"reward.measure_credit_every=2 does not support {TURN_GROUP}"),
-            (
-                (),
-                {"team.update_order": "sequential", "algorithm.sequential_correction.pooling": "sum"},
-                f"team.update_order=sequential needs rows of one episode each, and {TURN_GROUP}",
-            ),
-            (
-                (),
-                {"reward.credit_assignment": "leave_out"},
-                f"{TURN_GROUP} needs {FIXED}, and reward.credit_assignment=leave_out",
-            ),
-            (
-                (FUNCTION,),
-                {"reward.function": "a.py:f", "reward.whole_batch": True},
-                f"{TURN_GROUP} needs {FIXED}, and reward.whole_batch=true",
-            ),
-            (
-                (),
-                {"algorithm.kl.reward.coef": 0.1},
-                f"algorithm.kl.reward.coef=0.1 needs rows of one episode each, and {TURN_GROUP}",
-            ),
-            (
-                (),
-                {"algorithm.reweight.method": "pow", "algorithm.reweight.power": 2.0, "rollout.num_generations": 4},
-                f"algorithm.reweight.method=pow needs rows of one episode each, and {TURN_GROUP}",
-            ),
-            (
-                (),
-                {"algorithm.truncation": "mask"},
-                f"algorithm.truncation=mask needs rows of one episode each, and {TURN_GROUP}",
-            ),
-            (
-                (),
-                {"reward.processor": ["running_zscore"]},
-                f"{TURN_GROUP} needs {FIXED}, and reward.processor=[running_zscore]",
-            ),
-            (
-                (),
-                {"algorithm.positive_nll.coef": 0.1, "algorithm.positive_nll.min_score": 1.0},
-                f"algorithm.positive_nll.coef=0.1 needs rows of one episode each, and {TURN_GROUP}",
-            ),
-            (
-                (),
-                {
-                    "rollout.top_k": 3,
-                    "algorithm.behavior_correction.level": "sequence",
-                    "algorithm.behavior_correction.cap": 2.0,
-                },
-                f"algorithm.behavior_correction.level=sequence needs rows of one episode each, and {TURN_GROUP}",
-            ),
-            (
-                (),
-                {"algorithm.ratio_level": "sequence", "algorithm.ratio_pooling": "sum"},
-                f"algorithm.ratio_level=sequence needs rows of one episode each, and {TURN_GROUP}",
-            ),
-        ]
-    ),
     *(
         ((*HACPO, *choices), changes, 1, message)
         for choices, changes, message in [
@@ -339,7 +272,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         ("algorithm=ppo",),
         {"rollout.refill_rounds": 2, "rollout.num_generations": 8},
         1,
-        "rollout.refill_rounds=2 algorithm.advantage=gae would discard",
+        "algorithm.advantage=gae needs groups of equal scores, from which it learns too, and rollout.refill_rounds=2",
     ),
     (
         (GRPO,),
@@ -686,32 +619,8 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((GRPO,), {"algorithm.truncation": "bootstrap"}, 1, "algorithm.truncation=bootstrap needs a critic's value"),
     ((GRPO,), {"rollout.num_generations": 1}, 1, "rollout.num_generations=1 is too small: algorithm.advantage=group"),
     (("algorithm=pf_ppo",), {"rollout.num_generations": 1}, 1, "rollout.num_generations=1 is too small: algorithm.rew"),
-    ((VINE, "critic=separate"), {}, 1, "critic=separate trains values that algorithm.advantage=monte_carlo does not"),
+    ((GRPO, "critic=separate"), {}, 1, "critic=separate trains values that algorithm.advantage=group does not"),
     ((VINE,), {"algorithm.truncation": "bootstrap"}, 1, "algorithm.truncation=bootstrap needs a critic's value"),
-    (
-        (VINE,),
-        {"reward.processor": ["running_zscore"]},
-        1,
-        f"algorithm.advantage=monte_carlo needs {FIXED}, and reward.processor=[running_zscore]",
-    ),
-    (
-        (VINE, "reward=function", "reward.function=math.py:sqrt"),
-        {"reward.whole_batch": True},
-        1,
-        f"algorithm.advantage=monte_carlo needs {FIXED}, and reward.whole_batch=true",
-    ),
-    (
-        (VINE,),
-        {"reward.credit_assignment": "leave_out"},
-        1,
-        f"algorithm.advantage=monte_carlo needs {FIXED}, and reward.credit_assignment=leave_out",
-    ),
-    (
-        (VINE,),
-        {"team.opponent_pool.every": 2, "team.opponent_pool.size": 2, "team.opponent_pool.share": 0.5},
-        1,
-        "algorithm.advantage=monte_carlo needs episodes in which all agents act with",
-    ),
     (
         ("algorithm=remax",),
         {"reward.processor": ["zscore"]},
@@ -902,13 +811,13 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         (GRPO,),
         DIALOGUE | ALTERNATIVES | {"rollout.num_generations": 4},
         1,
-        "reward.credit_assignment=counterfactual reward.credit_alternatives=2 algorithm.advantage=group is a credit",
+        "algorithm.advantage=group needs one score for all turns of a row, and reward.credit_assignment=counterfactual",
     ),
     (
         ("algorithm=pf_ppo",),
         DIALOGUE | ALTERNATIVES,
         1,
-        "reward.credit_assignment=counterfactual reward.credit_alternatives=2 algorithm.reweight.method=pow is a",
+        "algorithm.reweight.method=pow needs one score for all turns of a row, and reward.credit_assignment=",
     ),
     (
         (),
@@ -1307,9 +1216,6 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((), "scale_by_std", True, "advantage=gae has no standard deviation"),
     (("algorithm=rloo",), "scale_by_std", False, "advantage=leave_one_out has no standard deviation"),
     (("algorithm=remax",), "gamma", 1.0, "advantage=greedy_baseline gives one advantage"),
-    ((), "turn_groups.candidates", 4, "advantage=gae has no groups of turns"),
-    ((GRPO,), "turn_groups.follow", "best", "advantage=group has no groups of turns"),
-    ((), "role_baseline_decay", 0.95, "advantage=gae has no baseline of roles"),
     ((GRPO,), "cross_agent.exponent", 2.0, "team.share_rollouts=false has no responses of other agents"),
     ((GRPO,), "cross_agent.capability_window", 5, "team.share_rollouts=false has no responses of other agents"),
     ((*HACPO, "algorithm.advantage=leave_one_out"), "cross_agent.capability_window", 5, ""),
@@ -1328,16 +1234,7 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((), "target_kl", 0.1, "there is one optimizer step per buffer"),
     ((), "truncation_penalty", 1.0, "truncation=none"),
     (("algorithm=ppo",), "length_adaptive_alpha", 0.1, ""),
-    ((), "advantage_function", "a.py:b", "advantage=gae calls no function"),
     ((), "kl.reward.horizon", 10000, "without kl.reward.target the coefficient is fixed"),
-    ((), "monte_carlo.continuations", 9, "advantage=gae samples no continuations"),
-    ((GRPO,), "monte_carlo.states", "lines", "advantage=group samples no continuations"),
-    ((), "monte_carlo.max_states", 4, "advantage=gae samples no continuations"),
-    ((), "monte_carlo.every", 4, "advantage=gae samples no continuations"),
-    (LINES, "monte_carlo.every", 4, "only monte_carlo.states=tokens counts tokens"),
-    ((VINE,), "credit", "turn", "monte_carlo.states sets the segments"),
-    ((VINE,), "critic_gae_lambda", 1.0, "has no values"),
-    ((VINE,), "turn_value", "first", "has no values"),
     ((), "reweight.power", 2.0, "reweight.method=none has no power"),
     ((), "behavior_correction.cap", 2.0, "behavior_correction.level=none has no weights"),
     ((), "behavior_correction.band_low", 0.1, "behavior_correction.level=none has no weights"),
@@ -1372,16 +1269,10 @@ NEEDED = [
     (("algorithm=ppo",), "clip_range_low"),
     (("algorithm=ppo",), "clip_range_high"),
     ((GRPO,), "scale_by_std"),
-    (("algorithm=rae",), "role_baseline_decay"),
-    (("algorithm=at_grpo",), "scale_by_std"),
     (("algorithm=turn_ppo",), "turn_value"),
     (("algorithm=turn_ppo",), "ratio_pooling"),
     (("algorithm=pf_ppo",), "reweight.power"),
     (("algorithm=reinforce_plus_plus",), "gamma"),
-    ((VINE,), "gae_lambda"),
-    ((VINE,), "monte_carlo.continuations"),
-    ((VINE,), "monte_carlo.every"),
-    ((*LINES, "algorithm.monte_carlo.states=turns"), "monte_carlo.states"),
     ((CISPO,), "clip_range_high"),
     (("algorithm=gspo",), "ratio_pooling"),
     (HACPO, "cross_agent.clip_range"),

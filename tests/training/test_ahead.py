@@ -195,7 +195,6 @@ def test_two_ranks_equal_one(tmp_path, use_engines) -> None:
             "task.curriculum needs the scores of an iteration before the next one begins",
         ),
         (["algorithm=remax"], "advantage=greedy_baseline needs episodes that are sampled with the weights before"),
-        (["algorithm=vine_ppo"], "advantage=monte_carlo needs episodes that are sampled with the weights before"),
         (["launch.processes=2", "+launch.placement={low.actor:0}"], "collects episodes on each rank separately"),
         (["actor=lora", "actor.model=m", "rollout.in_flight_updates=true"], "does not support the adapters of"),
     ],

@@ -70,7 +70,7 @@ def test_earlier_run_is_evaluated(run: Path) -> None:
     assert "sampled/score" in output
 
 
-JOBS = ("ppo", "happo_pool", "lora", "refill", "two_ranks")
+JOBS = ("ppo", "happo_pool", "lora", "refill", "rae", "at_grpo", "vine", "two_ranks")
 VERIFIED = ("ppo", "happo_pool")  # in the standard tier: execution does not depend on what wrote the run
 
 

@@ -13,8 +13,8 @@ from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.config.schema import AlgorithmConfig
 from ippo_cli.types import Experience, Rollout, Targets
 
-State = Mapping[str, Any]
-"""Values of JSON, equal on all ranks."""
+State = Mapping[str, Any] | None
+"""Values of JSON, equal on all ranks; None before the first buffer, and for a part without a state."""
 PenalizeTruncation = Callable[[Tensor, Rollout], Tensor]
 """Scores by turn `[B, K]` of a rollout, less the penalties of truncated responses."""
 

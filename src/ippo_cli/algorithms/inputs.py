@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ippo_cli.types import Experience, Rollout, TurnGroups
+from ippo_cli.types import Experience, Rollout
 
 
 class Source(NamedTuple):
@@ -36,10 +36,8 @@ class AdvantageInputs:
     turn: Tensor  # [B, R] int64
     is_by_turn: bool  # whether actions are turns; otherwise tokens
     group: Tensor  # [B] int64: equal for responses to the same prompt, across ranks
-    starts: Tensor  # [B, R] bool: the first token of each segment where values are of chosen states, else False
-    baseline: Tensor  # [B]: the score of the greedy response, or the mean of the agent's role; 0 without either
+    baseline: Tensor  # [B]: the score of the greedy response; 0 without
     valid: Tensor  # [B] bool: rows that have a score
-    turn_groups: TurnGroups | None = None  # of turns that answer the same state
     capability: float = 1.0  # of the agent, divided by that of the author of the rows
 
 

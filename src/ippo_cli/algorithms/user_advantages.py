@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -10,19 +11,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ippo_cli.algorithms.advantage_method import AdvantageMethod, check_advantage_method
 from ippo_cli.algorithms.estimator import Estimator, State
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import Advantage, AlgorithmConfig
+from ippo_cli.config.needs import check_own_needs
+from ippo_cli.config.schema import AlgorithmConfig, Config
 from ippo_cli.engine import distributed
 from ippo_cli.types import Experience
 from ippo_cli.user_code.errors import format_user_error
-from ippo_cli.user_code.load import check_call, load_component, read_state, restore_state, try_state
+from ippo_cli.user_code.keys import build_keys
+from ippo_cli.user_code.load import (
+    check_call,
+    load_component,
+    load_function,
+    read_state,
+    restore_state,
+    try_state,
+)
 from ippo_cli.user_code.part_names import part_name
 
 KEY = "algorithm.advantage"
-EMPTY_STATE = {"__empty__": True}
-"""An empty state in a checkpoint, where {} is that before the first iteration."""
 UserFunction = Callable[[AdvantageInputs, AlgorithmConfig], Any]
 """Takes the rows of all ranks; returns advantages `[B, R]`, or a pair of advantages and returns, both `[B, R]`.
 
@@ -47,11 +56,11 @@ class UserEstimator(Estimator):
     def estimate(
         self, inputs: Mapping[Source, AdvantageInputs], experience: Experience, state: State
     ) -> tuple[dict[Source, AdvantageOutputs], State]:
-        stored = {} if state == EMPTY_STATE else state or self._first_state
+        stored = self._first_state if state is None else state
         restore_state(self.component, self.setting, stored)  # evaluations and abandoned iterations leave no trace
         outputs = {source: self.estimate_rows(own) for source, own in inputs.items()}
         has_state = hasattr(self.component, "state_dict")
-        return outputs, read_state(self.component, self.setting) or (dict(EMPTY_STATE) if has_state else {})
+        return outputs, read_state(self.component, self.setting) if has_state else None
 
     def estimate_rows(self, inputs: AdvantageInputs) -> AdvantageOutputs:
         """Call the user's function with the rows of all ranks, and return those of this rank.
@@ -84,9 +93,21 @@ class UserEstimator(Estimator):
         return read_metrics(self.component, self.setting, "targets/advantage")
 
 
-def build_user_estimator(config: AlgorithmConfig) -> UserEstimator | None:
-    """The estimator of `algorithm.advantage`; None for one of this package."""
-    return UserEstimator(config) if config.estimator is Advantage.function else None
+def build_user_estimator(config: AlgorithmConfig) -> UserEstimator | AdvantageMethod:
+    """The estimator of a user or a package that `algorithm.advantage` names. Raises `ConfigError`."""
+    found: Any = load_function(config.advantage, KEY)
+    if not (inspect.isclass(found) and issubclass(found, AdvantageMethod)):
+        return UserEstimator(config)
+    return found(config, build_keys(found, f"{KEY}={config.advantage}", f"{KEY}_args", config.advantage_args))
+
+
+def check_estimator(config: Config, estimator: UserEstimator | AdvantageMethod) -> None:
+    """Check what an estimator needs, and call it with made-up rows if it needs no episodes. Raises `ConfigError`."""
+    if isinstance(estimator, AdvantageMethod):
+        check_advantage_method(config, estimator)
+        return
+    check_own_needs(config, estimator.setting, getattr(estimator.component, "needs", ()))
+    try_estimator(estimator)
 
 
 def read_metrics(component: Any, setting: str, prefix: str) -> dict[str, float]:
@@ -111,7 +132,6 @@ def try_estimator(estimator: UserEstimator) -> None:
             turn=torch.where(mask, 0, -1),
             is_by_turn=False,
             group=torch.tensor([0, 0, 1, 1]),
-            starts=torch.zeros_like(mask),
             baseline=torch.zeros(4),
             valid=torch.ones(4, dtype=torch.bool),
         )

@@ -204,9 +204,9 @@ def explain_topic(topic: str, own_help: str = "", own_keys: Sequence[str] = ()) 
         return _experiments_page(known["experiments"], option)
     if key in known["groups"]:
         return _group_page(key, known)
-    if key in known["keys"]:
-        return _key_page(key, known["keys"][key])
     below = {name: entry for name, entry in known["keys"].items() if name.startswith(f"{key}.")}
+    if key in known["keys"]:
+        return _key_page(key, known["keys"][key]) + "".join(f"{line}\n" for line in _key_lines(below))
     if below:
         return "\n".join([f"{key}: keys", *_key_lines(below)]) + "\n"
     if metrics := _find_metrics(key, known["metrics"]):

@@ -13,6 +13,7 @@ import yaml
 
 PEERS_FILE = Path(__file__).with_name("peers.yaml")
 EARLIER_VERSION = "an earlier version"
+ADVANTAGE_ARGS = "algorithm.advantage_args."
 LONGEST = 3
 """Maximum number of dotted parts of a name in the table."""
 
@@ -72,10 +73,16 @@ def read_projects() -> dict[str, Project]:
 @cache
 def read_earlier_names() -> dict[str, Suggestion]:
     """Suggestions for former names of keys of this project, and for removed keys (`SuggestionKind.absent`)."""
-    return {
-        key: _parse_suggestion(EARLIER_VERSION, text)
-        for key, text in yaml.safe_load(PEERS_FILE.read_text())["earlier"].items()
-    }
+    names = yaml.safe_load(PEERS_FILE.read_text())["earlier"]
+    for own in read_advantage_keys().values():
+        names |= {f"algorithm.{old}": f"{ADVANTAGE_ARGS}{new}" for old, new in own.items()}
+    return {key: _parse_suggestion(EARLIER_VERSION, text) for key, text in names.items()}
+
+
+@cache
+def read_advantage_keys() -> dict[str, dict[str, str]]:
+    """Former keys below `algorithm` that are keys of `algorithm.advantage_args` now, by estimator."""
+    return yaml.safe_load(PEERS_FILE.read_text())["earlier_args"]
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ippo_cli.compose.aliases import PEERS_FILE, SuggestionKind, read_earlier_names
+from ippo_cli.compose.aliases import ADVANTAGE_ARGS, PEERS_FILE, SuggestionKind, read_advantage_keys, read_earlier_names
 
 PREFIX = re.compile(
     r"[+~]*(?:sweep\.space\.)?(?:task\.agents\.[^.=]+\.)?(?P<part>reward\.parts\.[^.=]+\.)?"  # before a key
@@ -74,9 +74,10 @@ def convert_config(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved configuration with present names and values of keys, without removed keys."""
     renamed = copy.deepcopy(dict(plain))
     set_values(renamed, earlier_defaults(renamed))
+    _convert_advantage(_dict_at(renamed, ["algorithm"]))
     for container, prefix in _containers(renamed):
         for old, new in _renamed_keys().items():
-            if old.startswith(prefix):
+            if old.startswith(prefix) and not new.startswith(ADVANTAGE_ARGS):
                 _move(container, old.removeprefix(prefix).split("."), new.removeprefix(prefix).split("."))
         for key, values in _renamed_values().items():
             if key.startswith(prefix):
@@ -84,15 +85,25 @@ def convert_config(plain: Mapping[str, Any]) -> dict[str, Any]:
     for key in _removed_keys():
         *groups, leaf = key.split(".")
         _dict_at(renamed, groups).pop(leaf, None)
-    shorten_advantage(renamed)
     return renamed
 
 
-def shorten_advantage(plain: Mapping[str, Any]) -> None:
-    """Replace `advantage=function advantage_function=X` by `advantage=X`, in place."""
-    algorithm = _dict_at(plain, ["algorithm"])
-    if algorithm.get("advantage") == "function" and isinstance(algorithm.get("advantage_function"), str):
-        algorithm |= {"advantage": algorithm["advantage_function"], "advantage_function": None}
+def _convert_advantage(algorithm: dict[str, Any]) -> None:
+    """Replace `advantage=function advantage_function=X` by `advantage=X`, and move keys of an estimator to
+    `advantage_args`, in place; those of other estimators are dropped.
+    """
+    if isinstance(function := algorithm.pop("advantage_function", None), str):
+        algorithm["advantage"] = function
+    for estimator, names in read_advantage_keys().items():
+        for old, new in names.items():
+            *groups, leaf = old.split(".")
+            source = _dict_at(algorithm, groups)
+            if leaf in source:
+                value = source.pop(leaf)
+                if algorithm.get("advantage") == estimator:
+                    algorithm.setdefault("advantage_args", {}).setdefault(new, value)
+            if groups and not source:
+                algorithm.pop(groups[0], None)
 
 
 def _containers(plain: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:

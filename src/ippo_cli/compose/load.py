@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ippo_cli.compose.arguments import AGENTS_KEY
-from ippo_cli.compose.former_keys import convert_config, shorten_advantage
+from ippo_cli.compose.former_keys import convert_config
 from ippo_cli.compose.mix import build_parts, complete_parts
 from ippo_cli.compose.path_keys import absolute_path, dump_yaml, load_yaml, make_absolute
 from ippo_cli.compose.resolvers import register_resolvers
@@ -130,7 +130,6 @@ def merge_agents(node: DictConfig) -> dict[str, Any]:
     plain = _to_container(bare)
     if isinstance(plain["task"]["agents"], dict):
         plain["task"]["agents"] = agents
-    shorten_advantage(plain)
     return plain
 
 

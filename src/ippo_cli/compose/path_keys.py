@@ -23,7 +23,7 @@ CODE_KEYS = (
     "_function",
 )  # path.py:name
 PATH_PATTERN = re.compile(
-    r"\+{0,2}(algorithm\.(advantage|advantage_function|objective)|task\.(train|eval)|reward\.(parts\.\w+\.)?(function|processor)|task\.(protocol|environment|program)"
+    r"\+{0,2}(algorithm\.(advantage|objective)|task\.(train|eval)|reward\.(parts\.\w+\.)?(function|processor)|task\.(protocol|environment|program)"
     r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer|tools)|tracker\.callback|rollout\.engine"
     r"|(task\.agents\.\w+\.)?(actor\.(model|adapter|reference|tokenizer|chat_template)|critic\.(model|warm_start)))"
 )

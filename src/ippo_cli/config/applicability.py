@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +17,6 @@ from ippo_cli.config.schema import (
     ConversationConfig,
     Credit,
     CriticKind,
-    FollowedCandidate,
     NormalizationScope,
     Objective,
     OptimizedCriticConfig,
@@ -28,7 +27,6 @@ from ippo_cli.config.schema import (
     Truncation,
     TrustRegion,
     TurnValue,
-    ValueStates,
     ValueUnit,
     WeightLevel,
     has_own_loss,
@@ -122,17 +120,32 @@ def _check_centralized(config: Config, critic: CentralizedCriticConfig) -> None:
 def _check_applicability(config: Config) -> Iterator[ConfigError]:
     """Check that every key without effect has its inactive value, and that every required key is set."""
     for key, value, inactive, reason, needed in applicability_rules(config):
-        rests = value is inactive or value == inactive
-        value_text = "null" if value is None else str(getattr(value, "value", value))
-        if reason is not None and not rests:
-            rest = "null" if inactive is None else str(getattr(inactive, "value", inactive))
-            yield ConfigError(f"algorithm.{key}={value_text}", f"has no effect: {reason}", f"use {rest.lower()}")
-        if reason is None and needed is not None and rests:
-            yield ConfigError(f"algorithm.{key}={value_text}", "is needed by this algorithm", f"use {needed}")
+        yield from _check_key(key, value, inactive, reason, needed)
 
 
-FUNCTION_KEYS = ("credit", "scale_by_std", "gamma", "gae_lambda", "length_adaptive_alpha", "critic_gae_lambda")
-"""Keys that a function of `advantage=function` may read."""
+def check_read_keys(config: Config, reads: Mapping[str, str]) -> Iterator[ConfigError]:
+    """Check that an estimator of a package has values of the keys in `reads`, and that others of `READABLE_KEYS` are
+    inactive. `reads`: values that would work.
+    """
+    for key in READABLE_KEYS:
+        unread = None if key in reads else f"advantage={config.algorithm.advantage} does not read it"
+        inactive = Credit.token if key == "credit" else None
+        needed = reads[key] if key in reads and inactive is None else None
+        yield from _check_key(key, getattr(config.algorithm, key), inactive, unread, needed)
+
+
+def _check_key(key: str, value: Any, inactive: Any, reason: str | None, needed: str | None) -> Iterator[ConfigError]:
+    rests = value is inactive or value == inactive
+    value_text = "null" if value is None else str(getattr(value, "value", value))
+    if reason is not None and not rests:
+        rest = "null" if inactive is None else str(getattr(inactive, "value", inactive))
+        yield ConfigError(f"algorithm.{key}={value_text}", f"has no effect: {reason}", f"use {rest.lower()}")
+    if reason is None and needed is not None and rests:
+        yield ConfigError(f"algorithm.{key}={value_text}", "is needed by this algorithm", f"use {needed}")
+
+
+READABLE_KEYS = ("credit", "scale_by_std", "gamma", "gae_lambda", "length_adaptive_alpha", "critic_gae_lambda")
+"""Keys that an estimator of a user or a package may read."""
 OBJECTIVE_KEYS = ("trust_region", "clip_range_low", "clip_range_high", "dual_clip", "ratio_cap", "clip_level")
 """Keys that a loss of `objective=path.py:name` may read."""
 
@@ -156,20 +169,13 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     if algorithm.estimator is Advantage.none:
         scored = untrained = "advantage=none has no advantages"
     valued = None if _has_values(config) else f"advantage={advantage} has no values"
-    is_turn_group = algorithm.estimator is Advantage.turn_group
-    ungrouped = None if is_turn_group else f"advantage={advantage} has no groups of turns"
-    grouped = (
-        None
-        if is_turn_group or algorithm.estimator is Advantage.group
-        else f"advantage={advantage} has no standard deviation"
-    )
+    is_group = algorithm.estimator is Advantage.group
+    grouped = None if is_group else f"advantage={advantage} has no standard deviation"
     is_function = algorithm.estimator is Advantage.function
     pooled_by_user = f"advantage={advantage} gets the values of tokens" if is_function else None
     turned = valued or pooled_by_user or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
     objective, region = algorithm.objective, algorithm.trust_region
     is_own_loss = has_own_loss(objective)
-    is_role = algorithm.estimator is Advantage.role_baseline
-    unaveraged = None if is_role else f"advantage={advantage} has no baseline of roles"
     clipped = "objective=on_policy has no ratio" if objective == Objective.on_policy else None
     by_token, by_ratio = algorithm.ratio_level is RatioLevel.token, region is TrustRegion.ratio
     pooled = clipped or ("ratio_level=token has no pooling" if by_token else None)
@@ -181,13 +187,7 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     dual = dual or ("clip_level=token limits the ratio" if algorithm.clip_level is ClipLevel.token else None)
     capped = clipped or ("trust_region=ratio limits the ratio" if by_ratio else None)
     level_reason = only_clip or ("ratio_level=token pools no ratios" if by_token else None)
-    is_sampled = algorithm.estimator is Advantage.monte_carlo
-    segmented = "monte_carlo.states sets the segments that share an advantage" if is_sampled else None
-    unsampled = placed = None if is_sampled else f"advantage={advantage} samples no continuations"
-    if is_sampled and algorithm.monte_carlo.states is not ValueStates.tokens:
-        placed = "only monte_carlo.states=tokens counts tokens"
-    unweighted = None if is_sampled else valued
-    fixed = unweighted or ("length_adaptive_alpha sets lambda" if algorithm.length_adaptive_alpha is not None else None)
+    fixed = valued or ("length_adaptive_alpha sets lambda" if algorithm.length_adaptive_alpha is not None else None)
     plain = None if objective == Objective.on_policy else f"objective={objective} always allows several steps"
     several_steps = any(policy_steps(config, agent) > 1 for agent in config.task.agents.values())
     single = None if several_steps else "there is one optimizer step per buffer, which is never skipped"
@@ -204,7 +204,6 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     cross_agent = algorithm.cross_agent
     unshared = None if config.team.share_rollouts else "team.share_rollouts=false has no responses of other agents"
     unscaled = unshared or (None if cross_agent.exponent is not None else "cross_agent.exponent=null sets no weights")
-    is_group = algorithm.estimator is Advantage.group
     unmeasured = unshared or (None if is_group else f"advantage={advantage} does not weigh scores by their authors")
     uncorrected = None if level is not WeightLevel.none else "behavior_correction.level=none has no weights"
     normalized = algorithm.advantage_normalization or algorithm.estimator is Advantage.group
@@ -213,14 +212,12 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     alone = alone or (None if len(trained) > 1 else "the run trains one agent")
     unnamed = None if is_function else f"advantage={advantage} calls no function"
     rows: list[tuple[str, Any, str | None, str | None]] = [
-        ("advantage_function", None, unnamed, None),
         ("advantage_args", {}, unnamed, None),
         ("objective_args", {}, None if is_own_loss else "only a loss of path.py:name has keys", None),
-        ("credit", Credit.token, scored or segmented, None),
+        ("credit", Credit.token, scored, None),
         ("turn_value", None, turned, "first"),
         ("value_unit", ValueUnit.token, turned, None),
         ("scale_by_std", None, grouped, "true (GRPO) or false"),
-        ("role_baseline_decay", None, unaveraged, "0.95"),
         ("gamma", None, scored, "1.0"),
         ("advantage_normalization", False, untrained, None),
         ("normalization_scope", NormalizationScope.agent, alone, None),
@@ -248,10 +245,6 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("truncation_ramp", None, unramped, "0.2"),
         ("positive_nll.min_score", None, unlikely, "the score of a right response"),
         ("kl.reward.horizon", None, unadapted, "10000"),
-        ("monte_carlo.continuations", None, unsampled, "9"),
-        ("monte_carlo.states", None, unsampled, "lines, turns or tokens"),
-        ("monte_carlo.every", None, placed, "a number of tokens, such as 32"),
-        ("monte_carlo.max_states", None, unsampled, None),
         ("reweight.power", None, unpowered, "2.0"),
         ("behavior_correction.cap", None, uncorrected, None),
         ("behavior_correction.band_low", None, uncorrected, None),
@@ -260,11 +253,9 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("cross_agent.exponent", None, unshared, None),
         ("cross_agent.clip_range", None, unscaled, "0.2"),
         ("cross_agent.capability_window", None, unmeasured, None),
-        ("turn_groups.candidates", 1, ungrouped, "4"),
-        ("turn_groups.follow", FollowedCandidate.random, ungrouped, None),
     ]
     for key, inactive, reason, needed in rows:
-        if is_function and key in FUNCTION_KEYS:
+        if is_function and key in READABLE_KEYS:
             continue  # the function may read them
         if is_own_loss and key in OBJECTIVE_KEYS:
             continue

@@ -14,11 +14,8 @@ from ippo_cli.config.schema import (
     Credit,
     CreditAssignment,
     Processor,
-    Reweight,
 )
 
-TURN_ADVANTAGES = (Advantage.gae, Advantage.reward_to_go, Advantage.function)
-"""Advantages that may differ between the turns of a row."""
 ROW_PROCESSORS = (Processor.shift, Processor.zscore, Processor.running_zscore)
 
 
@@ -141,18 +138,6 @@ def _check_alternatives(config: Config) -> Iterator[ConfigError]:
                 f"reward.credit_turns={reward.credit_turns}", "has no effect: every agent has one turn", "use null"
             )
         return
-    if algorithm.estimator not in TURN_ADVANTAGES:
-        yield ConfigError(
-            f"{setting} algorithm.advantage={algorithm.advantage}",
-            "is a credit for each turn, and this advantage is one number for all turns of a row",
-            "use algorithm=reinforce_plus_plus, ppo, ippo, mappo or another one with advantage=reward_to_go or gae",
-        )
-    if algorithm.reweight.method is not Reweight.none:
-        yield ConfigError(
-            f"{setting} algorithm.reweight.method={algorithm.reweight.method.value}",
-            "is a credit for each turn, and reweight draws rows by their score",
-            "set algorithm.reweight.method=none",
-        )
     if algorithm.gamma not in (None, 1.0) and algorithm.credit is Credit.token:
         yield ConfigError(
             f"algorithm.gamma={algorithm.gamma} algorithm.credit=token",

@@ -19,8 +19,8 @@ class Door(NamedTuple):
 
 
 DOORS = {
-    "algorithm.advantage": Door("ippo.methods"),
-    "algorithm.objective": Door("ippo.methods"),
+    "algorithm.advantage": Door("ippo.advantages"),
+    "algorithm.objective": Door("ippo.objectives"),
     "reward.function": Door("ippo.rewards", "function"),
     "task.environment": Door("ippo.environments", "environment"),
     "rollout.engine": Door("ippo.engines", "engine"),

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.rewards import needs_whole_batch
-from ippo_cli.config.schema import Advantage, Config, CreditAssignment, NormalizationScope
+from ippo_cli.config.schema import Config, CreditAssignment, NormalizationScope
 
 
 def check_refill(config: Config) -> Iterator[ConfigError]:
     """Settings with which groups of equal scores have a signal, or that need the prompts of an iteration in advance."""
-    rounds, advantage = config.rollout.refill_rounds, config.algorithm.estimator
+    rounds = config.rollout.refill_rounds
     if not rounds:
         return
     setting = f"rollout.refill_rounds={rounds}"
@@ -20,12 +20,6 @@ def check_refill(config: Config) -> Iterator[ConfigError]:
             f"{setting} rollout.num_generations={config.rollout.num_generations}",
             "replaces groups of responses with equal scores, and a group of one response has no differences",
             "use rollout.num_generations=8, or rollout.refill_rounds=0",
-        )
-    if not advantage.needs_group and advantage is not Advantage.function:
-        yield ConfigError(
-            f"{setting} algorithm.advantage={config.algorithm.advantage}",
-            "would discard groups of equal scores, from which this advantage learns too",
-            "use an algorithm with advantage=group or leave_one_out, such as grpo, or rollout.refill_rounds=0",
         )
     if config.reward.credit_assignment is not CreditAssignment.none:
         yield ConfigError(

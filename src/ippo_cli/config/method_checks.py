@@ -6,14 +6,12 @@ from ippo_cli.config.curriculum import check_curriculum
 from ippo_cli.config.dynamic_sampling import check_refill
 from ippo_cli.config.needs import check_needs
 from ippo_cli.config.shared_rollouts import check_shared_rollouts
-from ippo_cli.config.turn_groups import check_turn_groups
 from ippo_cli.config.vllm import check_ahead
 
 METHOD_RULES = (
     check_ahead,
     check_refill,
     check_curriculum,
-    check_turn_groups,
     check_shared_rollouts,
     check_needs,
 )

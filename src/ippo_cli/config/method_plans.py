@@ -6,8 +6,6 @@ METHODS = "ippo_cli.training.methods"
 METHOD_PLANS = (
     f"{METHODS}.refill:RefillPlan",
     f"{METHODS}.credit:CreditPlan",
-    f"{METHODS}.continuations:ContinuationPlan",
-    f"{METHODS}.turn_groups:TurnGroupPlan",
     f"{METHODS}.shared_rows:SharedRowsPlan",
     f"{METHODS}.opponents:OpponentPlan",
 )

@@ -42,6 +42,9 @@ class Need(str, Enum):
     greedy_samples = "greedy_samples"
     sampler_logprobs = "sampler_logprobs"
     adapter_transfer = "adapter_transfer"
+    equal_scores = "equal_scores"
+    row_scores = "row_scores"
+    no_critic = "no_critic"
 
 
 DESCRIPTIONS = {
@@ -58,6 +61,9 @@ DESCRIPTIONS = {
     Need.greedy_samples: "responses that are decoded greedily",
     Need.sampler_logprobs: "log-probabilities of the sampler",
     Need.adapter_transfer: "adapters to be sent to the engine",
+    Need.equal_scores: "groups of equal scores, from which it learns too",
+    Need.row_scores: "one score for all turns of a row",
+    Need.no_critic: "a run without a critic",
 }
 
 
@@ -79,12 +85,13 @@ class Taker(NamedTuple):
 
 
 ADVANTAGE_NEEDS = {
-    Advantage.monte_carlo: (Need.current_weights, Need.current_policies, Need.fixed_scores, Need.own_rows),
-    Advantage.turn_group: (Need.current_weights, Need.current_policies, Need.fixed_scores, Need.own_rows),
-    Advantage.greedy_baseline: (Need.current_weights, Need.greedy_samples),
-    Advantage.role_baseline: (Need.own_rows,),
+    Advantage.gae: (Need.equal_scores,),
+    Advantage.reward_to_go: (Need.equal_scores,),
+    Advantage.group: (Need.row_scores,),
+    Advantage.leave_one_out: (Need.row_scores,),
+    Advantage.greedy_baseline: (Need.current_weights, Need.greedy_samples, Need.equal_scores, Need.row_scores),
     Advantage.function: (Need.own_rows,),
-    Advantage.none: (Need.own_rows,),
+    Advantage.none: (Need.own_rows, Need.equal_scores, Need.row_scores),
 }
 
 
@@ -97,9 +104,19 @@ def check_needs(config: Config) -> Iterator[ConfigError]:
 
 def check_taker(config: Config, taker: Taker) -> None:
     """Raise `ConfigError` if a setting of the run needs what code of a user takes away."""
+    for error in find_lost_needs(config, taker.setting, (), [taker]):
+        raise error
+
+
+def find_lost_needs(
+    config: Config, setting: str, needs: Sequence[Need], takers: Sequence[Taker]
+) -> Iterator[ConfigError]:
+    """Yield an error for each need of code of a user that the run takes away, and for each of the run's that `takers`,
+    what this code takes away, take.
+    """
+    yield from _compare(Claim(tuple(needs), setting, "another method"), list(_list_takers(config)))
     for claim in _list_claims(config):
-        for error in _compare(claim, [taker]):
-            raise error
+        yield from _compare(claim, takers)
 
 
 def _list_claims(config: Config) -> Iterator[Claim]:
@@ -112,8 +129,7 @@ def check_own_needs(config: Config, setting: str, names: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             raise ConfigError(setting, f"has the unknown need {name!r:.40}", f"use some of {' '.join(known)}")
-    claim = Claim(tuple(Need(name) for name in names), setting, "another method")
-    for error in _compare(claim, list(_list_takers(config))):
+    for error in find_lost_needs(config, setting, [Need(name) for name in names], ()):
         raise error
 
 
@@ -148,19 +164,21 @@ def _list_takers(config: Config) -> Iterator[Taker]:
             "adds the responses of other agents",
             "team.share_rollouts=false",
         )
-    if config.algorithm.estimator is Advantage.turn_group:
-        yield Taker(
-            (Need.one_candidate,),
-            "algorithm.advantage=turn_group",
-            "puts candidates of several episodes into a row",
-            "another algorithm.advantage",
-        )
+    if rounds := rollout.refill_rounds:
+        setting = f"rollout.refill_rounds={rounds}"
+        yield Taker((Need.equal_scores,), setting, "replaces such groups", "rollout.refill_rounds=0")
+    if samples_alternatives(config) and not (isinstance(task, ConversationConfig) and task.is_one_turn_per_agent):
+        alternatives = f"reward.credit_alternatives={config.reward.credit_alternatives}"
+        setting = f"reward.credit_assignment={config.reward.credit_assignment.value} {alternatives}"
+        yield Taker((Need.row_scores,), setting, "gives a credit for each turn", "reward.credit_assignment=none")
     for setting, effect, remedy in buffer_dependent_scores(config.reward):
         yield Taker((Need.fixed_scores,), setting, effect, remedy)
     if rollout.num_generations == 1:
         yield Taker((Need.groups,), "rollout.num_generations=1", "samples one", "rollout.num_generations=4")
     if any(agent.critic.kind is CriticKind.none for agent in task.agents.values() if not agent.frozen):
         yield Taker((Need.critic,), "critic=none", "trains none", "critic=separate")
+    for kind in {agent.critic.kind for agent in task.agents.values() if not agent.frozen} - {CriticKind.none}:
+        yield Taker((Need.no_critic,), f"critic={kind.value}", "trains values that it does not use", "critic=none")
     if not (isinstance(task, ConversationConfig) and task.is_one_turn_per_agent):
         yield Taker((Need.one_turn,), f"task.kind={task.kind}", "has episodes of several turns", "a task of one turn")
 
@@ -179,7 +197,9 @@ def _list_algorithm_claims(config: Config) -> Iterator[Claim]:
     kl, level, both = algorithm.kl, algorithm.behavior_correction.level, (Need.own_rows, Need.one_candidate)
     if algorithm.reweight.method is not Reweight.none:
         yield Claim(
-            both, f"algorithm.reweight.method={algorithm.reweight.method.value}", "algorithm.reweight.method=none"
+            (*both, Need.row_scores),
+            f"algorithm.reweight.method={algorithm.reweight.method.value}",
+            "algorithm.reweight.method=none",
         )
     if coef := algorithm.positive_nll.coef:
         yield Claim(both, f"algorithm.positive_nll.coef={coef:g}", "algorithm.positive_nll.coef=0")

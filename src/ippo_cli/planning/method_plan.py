@@ -7,8 +7,10 @@ from importlib import import_module
 
 from transformers import PreTrainedTokenizerBase
 
+from ippo_cli.algorithms.advantage_method import AdvantageMethod
+from ippo_cli.algorithms.user_advantages import build_user_estimator
 from ippo_cli.config.method_plans import METHOD_PLANS
-from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Advantage, Config
 from ippo_cli.planning.agent_shapes import AgentShapes
 
 
@@ -50,9 +52,14 @@ class MethodPlan:
 
 
 def method_plans(config: Config) -> list[MethodPlan]:
-    """The plans of all methods."""
+    """The plans of all methods, that of a package's estimator included."""
     places = (place.partition(":") for place in METHOD_PLANS)
-    return [getattr(import_module(module), name)(config) for module, _, name in places]
+    plans = [getattr(import_module(module), name)(config) for module, _, name in places]
+    if config.algorithm.estimator is Advantage.function:
+        estimator = build_user_estimator(config.algorithm)
+        own = estimator.build_plan(config) if isinstance(estimator, AdvantageMethod) else None
+        plans += [] if own is None else [own]
+    return plans
 
 
 def find_authors(config: Config, agent: str) -> tuple[str, ...]:

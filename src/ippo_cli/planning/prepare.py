@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from ippo_cli.algorithms.user_advantages import build_user_estimator, try_estimator
+from ippo_cli.algorithms.user_advantages import build_user_estimator, check_estimator
 from ippo_cli.algorithms.user_objectives import build_user_loss, try_loss
 from ippo_cli.config.batch_sizes import BatchSizes, compute_batch_sizes
 from ippo_cli.config.config_warnings import eval_size_warning
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.needs import check_own_needs
 from ippo_cli.config.packages import lacks_reward_package
-from ippo_cli.config.schema import Config, Mode, find_implementation
+from ippo_cli.config.schema import Advantage, Config, Mode, find_implementation
 from ippo_cli.engine import distributed
 from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
 from ippo_cli.planning.placeholder_episodes import check_primary_metric
@@ -148,9 +148,8 @@ def prepare(
 
 def check_user_methods(config: Config) -> None:
     """Load and try the estimator and the loss of a user. Raises `ConfigError` before a model is read."""
-    if (estimator := build_user_estimator(config.algorithm)) is not None:
-        check_own_needs(config, estimator.setting, getattr(estimator.component, "needs", ()))
-        try_estimator(estimator)
+    if config.algorithm.estimator is Advantage.function:
+        check_estimator(config, build_user_estimator(config.algorithm))
     if (loss := build_user_loss(config.algorithm)) is not None:
         check_own_needs(config, loss.setting, getattr(loss.component, "needs", ()))
         try_loss(loss)

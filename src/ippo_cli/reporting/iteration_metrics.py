@@ -15,7 +15,7 @@ from ippo_cli.agents.agent import Agent
 from ippo_cli.config.schema import CreditAssignment
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import masked_mean, reward_to_go
-from ippo_cli.types import CriticView, Episode, Experience, Rollout, Scores, StateValues, Targets
+from ippo_cli.types import CriticView, Episode, Experience, Rollout, Scores, Targets
 
 ROUNDING_STEPS = 16.0  # returns that differ by fewer float32 epsilons count as equal
 ZERO_CREDIT = 1e-6  # smaller credit counts as 0 (rounding)
@@ -45,8 +45,6 @@ def iteration_row(
         row |= add_prefix(name, target_metrics(rollout, targets[name], has_values=agent.has_values))
         if name in experience.greedy:
             row |= add_prefix(name, greedy_metrics(*experience.greedy[name]))
-        if name in experience.state_values:
-            row |= add_prefix(name, state_value_metrics(experience.state_values[name], targets[name]))
         if agent.has_values:
             gamma = agent.policy.objective.config.gamma
             row[f"{name}/value/explained_variance"] = explained_variance(targets[name], gamma)
@@ -240,28 +238,6 @@ def disagreement_metrics(targets: Targets) -> dict[str, float]:
     *found, tokens = distributed.all_sum(torch.stack([part.double().sum() for part in sums])).tolist()
     names = ("disagreement", "masked_advantage_fraction", "masked_entropy_fraction")
     return {name: ratio(value, tokens) for name, value in zip(names, found, strict=True)}
-
-
-def state_value_metrics(found: StateValues, targets: Targets) -> dict[str, float]:
-    """One agent's metrics of Monte-Carlo values, over all ranks."""
-    mask = found.starts & targets.loss_mask
-    rows = targets.loss_mask.any(dim=1)
-    counts = [found.num_states, found.num_sampled, found.num_continuations, found.num_unusable, found.num_tokens]
-    sums = [mask.sum().double(), rows.sum().double(), found.variance.double().where(mask, 0.0).sum()]
-    sums += [torch.tensor(float(count), dtype=torch.double, device=mask.device) for count in counts]
-    states, responses, variance, chosen, sampled, continuations, unusable, tokens = distributed.all_sum(
-        torch.stack(sums)
-    ).tolist()
-    mean, spread = distributed.masked_moments(found.values, mask)
-    return {
-        "monte_carlo/states": ratio(states, responses),
-        "monte_carlo/shared_fraction": ratio(chosen - sampled, chosen),
-        "monte_carlo/tokens": tokens,
-        "monte_carlo/unusable_fraction": ratio(unusable, continuations),
-        "monte_carlo/value": float(mean) if states else math.nan,
-        "monte_carlo/value_std": float(spread) ** 0.5 if states else math.nan,
-        "monte_carlo/standard_error": ratio(variance, states) ** 0.5,
-    }
 
 
 def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> dict[str, float]:

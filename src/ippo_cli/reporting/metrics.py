@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 # Metrics of a learner's update that are also logged by agent and turn.
 UPDATE_METRICS = (
@@ -78,9 +79,6 @@ METRICS: dict[str, str] = {
     "<agent>/targets/reward": "mean per-token reward, KL term included",
     "<agent>/targets/value": "mean value of the states before action tokens",
     "<agent>/targets/return": "mean return",
-    "<agent>/targets/role_baseline": "algorithm.advantage=role_baseline: running mean of the agent's returns "
-    "after this iteration",
-    "<agent>/<role>/targets/role_baseline": "several roles: of the returns in that role",
     "targets/advantage/<part>": "a number of the metrics() of a class in algorithm.advantage",
     "<agent>/targets/advantage_std": "standard deviation of the advantages over trained action tokens",
     "<agent>/targets/zero_advantage_fraction": "fraction of responses with zero advantages (groups of equal scores)",
@@ -88,17 +86,6 @@ METRICS: dict[str, str] = {
     "<agent>/rollout/ess_ratio": "(sum w)^2 / (n sum w^2) of the behaviour weights, if any are used",
     "<agent>/rollout/prob_diff/behavior": "mean |p_policy - p_sampling| of sampled tokens, including sampling filters",
     "<agent>/score/greedy": "algorithm.advantage=greedy_baseline: mean score of the greedy responses",
-    "<agent>/monte_carlo/states": "algorithm.advantage=monte_carlo: mean number of states with a value per trained "
-    "response",
-    "<agent>/monte_carlo/shared_fraction": "monte_carlo: fraction of states that share the continuations of an equal "
-    "one, such as the prompt of a group",
-    "<agent>/monte_carlo/tokens": "monte_carlo: tokens of all continuations, of all agents and ranks",
-    "<agent>/monte_carlo/unusable_fraction": "monte_carlo: fraction of continuations without a score, truncated with "
-    "truncation=mask, or from a state "
-    "that a replay of the episode did not reach",
-    "<agent>/monte_carlo/value": "monte_carlo: mean value of the states",
-    "<agent>/monte_carlo/value_std": "monte_carlo: standard deviation of the values, their sampling error included",
-    "<agent>/monte_carlo/standard_error": "monte_carlo: root mean squared standard error of the values",
     "<agent>/kl/reference": "mean log-ratio (k1) of the sampled tokens to the initial policy",
     "<agent>/kl/reward_coef": "coefficient of the reward's KL term in this iteration",
     "<learner>/policy/learning_rate": "the actor's learning rate in this iteration",
@@ -171,8 +158,6 @@ METRICS: dict[str, str] = {
     "<agent>/shared/weight": "shared: mean correction weight per token of these responses",
     "<agent>/shared/limited_fraction": "shared: fraction of their tokens with a truncated weight or ratio out of range",
     "<agent>/shared/capability": "cross_agent.capability_window: mean score of the iterations before this one",
-    "turn_groups/branch_tokens": "algorithm.advantage=turn_group: tokens generated in branches, beside those of the "
-    "episodes",
     "refill/rounds": "rollout.refill_rounds: additional rounds of this iteration",
     "refill/prompts": "rollout.refill_rounds: prompts drawn in all rounds",
     "refill/responses_per_row": "rollout.refill_rounds: responses generated per row of the buffer",
@@ -223,7 +208,6 @@ METRICS: dict[str, str] = {
     "time/environments": "seconds of time/rollout spent in resetting and stepping environments",
     "time/score": "seconds of the reward",
     "time/credit": "seconds of credit baselines: replayed episodes and their rewards",
-    "time/continuations": "algorithm.advantage=monte_carlo: seconds of continuations and their rewards",
     "time/weights": "rollout=vllm: seconds of transferring and verifying weights, part of time/rollout",
     "time/ahead": "rollout.ahead=1: seconds of collecting this iteration's episodes during the training of the one "
     "before; time/rollout has only the wait for them",
@@ -237,17 +221,26 @@ METRICS: dict[str, str] = {
     "perf/samples_per_second": "rows (one agent's part of an episode) per second of the whole iteration, all ranks",
     "perf/peak_memory_mib": "largest resident (CPU) or allocated (CUDA) memory of any rank so far",
 }
-_PATTERNS = {
-    key: re.compile("^" + re.sub(r"<\w+>", r"[^/]+", re.escape(key).replace(r"\<", "<").replace(r"\>", ">")) + "$")
-    for key in METRICS
-}
+_PATTERNS: dict[str, re.Pattern[str]] = {}
+_MEANINGS: dict[str, str] = {}
+
+
+def add_metrics(meanings: Mapping[str, str]) -> None:
+    """Let a run log more metrics than those of the table, such as a package's."""
+    _MEANINGS.update(meanings)
+    for key in meanings:
+        pattern = re.sub(r"<\w+>", r"[^/]+", re.escape(key).replace(r"\<", "<").replace(r"\>", ">"))
+        _PATTERNS[key] = re.compile(f"^{pattern}$")
+
+
+add_metrics(METRICS)
 
 
 def is_documented(key: str) -> bool:
-    """Whether the table has a metric's name."""
+    """Whether a metric's name is known."""
     return metric_meaning(key) is not None
 
 
 def metric_meaning(key: str) -> str | None:
-    """The meaning of a logged metric; None if the table has no such name."""
-    return next((METRICS[name] for name, pattern in _PATTERNS.items() if pattern.match(key)), None)
+    """The meaning of a logged metric; None if the name is unknown."""
+    return next((_MEANINGS[name] for name, pattern in _PATTERNS.items() if pattern.match(key)), None)

@@ -78,7 +78,7 @@ class Environment(Protocol):
     """One episode at a time, with one or several agents. An exception fails only the current episode.
 
     An attribute `roles` is optional: each agent's role in the episode as text, such as its seat. Returns of different
-    roles have different baselines (`algorithm.advantage=role_baseline`).
+    roles have different baselines (`algorithm=rae`).
     """
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:

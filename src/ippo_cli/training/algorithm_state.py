@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from ippo_cli.algorithms.estimator import State
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,4 +12,4 @@ class AlgorithmState:
     """Equal on all ranks."""
 
     kl_coef: Mapping[str, float] = field(default_factory=dict)  # adapted coefficients of the reward's KL term, by agent
-    methods: Mapping[str, State] = field(default_factory=dict)  # of parts of targets, by name
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of parts of targets, by name

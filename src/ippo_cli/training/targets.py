@@ -72,14 +72,14 @@ class Algorithm:
 
     def restore_state(self, kl_coef: Mapping[str, float], methods: Mapping[str, Any]) -> None:
         """Restore the state from a checkpoint; states of other methods are ignored."""
-        own = {part.name: methods[part.name] for part in self.parts if methods.get(part.name)}
+        own = {part.name: methods[part.name] for part in self.parts if part.name in methods}
         self.state = AlgorithmState(kl_coef=kl_coef, methods=own)
 
     def part_metrics(self, state: AlgorithmState) -> dict[str, float]:
         """Metrics of the parts of targets from the state after an iteration."""
         row: dict[str, float] = {}
         for part in self.parts:
-            row |= part.metrics(state.methods.get(part.name, {}))
+            row |= part.metrics(state.methods.get(part.name))
         return row
 
     def active_kl_coefs(self, agents: Mapping[str, Agent]) -> dict[str, float | None]:
@@ -126,11 +126,11 @@ class Algorithm:
         outputs, estimator_state = self.estimator.estimate(
             {source: own.advantage for source, own in inputs.items()},
             experience,
-            self.state.methods.get(self.estimator.name, {}),
+            self.state.methods.get(self.estimator.name),
         )
         states = {self.estimator.name: estimator_state}
         for part in self.parts:
-            known = states.get(part.name, self.state.methods.get(part.name, {}))
+            known = states.get(part.name, self.state.methods.get(part.name))
             states[part.name] = part.next_state(experience, known)
         masks = {source: self._build_masks(own, outputs[source], experience) for source, own in inputs.items()}
         advantages: Mapping[Source, Tensor] = {source: own.advantages for source, own in outputs.items()}
@@ -146,7 +146,7 @@ class Algorithm:
         }
         return targets, AlgorithmState(
             kl_coef={source.agent: own.next_kl_coef for source, own in inputs.items() if not source.is_shared},
-            methods={name: state for name, state in states.items() if state},
+            methods={name: state for name, state in states.items() if state is not None},
         )
 
     def agents_with_turn_actions(self, agents: Mapping[str, Agent], rollouts: Mapping[str, Rollout]) -> set[str]:
@@ -172,13 +172,12 @@ class Algorithm:
             turn=rollout.turn,
             is_by_turn=by_turn,
             group=experience.batch.index.to(mask.device) // self.num_generations,
-            starts=torch.zeros_like(mask),
             baseline=torch.zeros_like(final_values),
             valid=scores.valid,
         )
         penalize = partial(self._penalize_truncation, agent=agent.name)
         for part in self.parts:
-            known = self.state.methods.get(part.name, {})
+            known = self.state.methods.get(part.name)
             context = RowContext(source=source, experience=experience, state=known, penalize=penalize)
             advantage = part.prepare(advantage, context)
         return RowInputs(

@@ -9,7 +9,6 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +19,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.python_names import missing_name_message
 from ippo_cli.config.text_files import ENCODING_REMEDY, find_undecodable_byte
 from ippo_cli.user_code.errors import format_user_error
+from ippo_cli.user_code.keys import build_keys, check_names
 
 USER_FOLDERS: list[str] = []
 """Folders of user files on `sys.path`, newest first."""
@@ -57,34 +57,19 @@ def load_component(name: str, key: str, args: Mapping[str, Any]) -> Callable[...
     parameters of the function, or of the fields of the dataclass `Keys` of the class. Raises `ConfigError`.
     """
     setting = f"{key}={name}"
-    found: Any = load_function(name, key)
-    is_class = inspect.isclass(found)
-    keys_of = getattr(found, "Keys", None) if is_class else None
-    known = _list_keys(found, keys_of)
-    build: Callable[..., Any] = found
+    found = load_function(name, key)
+    build: Any = found
     args_key = f"{key}_args"
-    for unknown in args.keys() - known:
-        form = "give the class a dataclass Keys with this field" if is_class else "make it a keyword-only parameter"
-        remedy = f"use one of {' '.join(sorted(known))}" if known else f"remove it, or {form}"
-        raise ConfigError(f"{args_key}.{unknown}={args[unknown]}", f"is not a key of {setting}", remedy)
+    if not inspect.isclass(found):
+        check_names(found, setting, args_key, args)
+        return partial(found, **args) if args else found
+    keys = build_keys(found, setting, args_key, args)
     try:
-        if is_class:
-            return build() if keys_of is None else build(keys_of(**args))
-        return partial(build, **args) if args else build
+        return build() if keys is None else build(keys)
     except Exception as error:
         raise ConfigError(
             setting, f"cannot be built ({format_user_error(error)})", f"fix the class, or set its keys in {args_key}"
         ) from error
-
-
-def _list_keys(found: Callable[..., Any], keys_of: Any) -> set[str]:
-    if inspect.isclass(found):
-        return {field.name for field in fields(keys_of)} if is_dataclass(keys_of) else set()
-    try:
-        parameters = inspect.signature(found).parameters.values()
-    except ValueError:  # some C functions have no signature
-        return set()
-    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
 
 def check_call(component: Callable[..., Any], setting: str, parameters: Sequence[str]) -> None:

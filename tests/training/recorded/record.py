@@ -51,6 +51,10 @@ JOBS: dict[str, tuple[str, ...]] = {
         "task.curriculum.band_low=0.1",
         "task.curriculum.band_high=0.9",
     ),
+    # With keys that are keys of `algorithm.advantage_args` now.
+    "rae": ("algorithm=rae",),
+    "at_grpo": ("algorithm=at_grpo", "algorithm.turn_groups.candidates=2"),
+    "vine": ("algorithm=vine_ppo", "algorithm.monte_carlo.continuations=2", "rollout.num_generations=4"),
     "two_ranks": ("algorithm=ippo", "deepspeed=zero3", "launch.processes=2"),
 }
 

@@ -11,7 +11,6 @@ from ippo_cli.config.constraints import (
     Coefficient,
     EntropyCoefficient,
     KlLimit,
-    Name,
     NonNegativeFloat,
     NonNegativeInt,
     OneOf,
@@ -59,9 +58,6 @@ class Advantage(str, Enum):
     group = "group"
     leave_one_out = "leave_one_out"
     greedy_baseline = "greedy_baseline"
-    monte_carlo = "monte_carlo"
-    role_baseline = "role_baseline"
-    turn_group = "turn_group"
     function = "function"
     none = "none"
 
@@ -86,21 +82,8 @@ class Advantage(str, Enum):
         return self in (
             Advantage.gae,
             Advantage.reward_to_go,
-            Advantage.monte_carlo,
-            Advantage.turn_group,
             Advantage.function,
         )
-
-
-class ValueStates(str, Enum):
-    turns = "turns"
-    lines = "lines"
-    tokens = "tokens"
-
-
-class FollowedCandidate(str, Enum):
-    random = "random"
-    best = "best"
 
 
 class NormalizationScope(str, Enum):
@@ -204,30 +187,6 @@ class ReweightConfig:
 
 
 @dataclass
-class MonteCarloConfig:
-    """VinePPO: values of states inside responses, as mean returns of continuations that the policies sample there."""
-
-    continuations: PositiveInt | None  # sampled from each state, to the end of the episode
-    states: ValueStates | None  # first token of each turn | and of each line (reasoning step) | and every n tokens
-    every: PositiveInt | None  # states=tokens: number of tokens between states of a turn
-    max_states: PositiveInt | None  # states per episode of an agent, the first ones; null = all
-
-    def count_states(self, turns: int | None, turn_tokens: int) -> int | None:
-        """The most states of an agent in an episode of `turns` turns, each of at most `turn_tokens` tokens; None if
-        unknown.
-        """
-        by_turn: int | None = 1
-        if self.states is ValueStates.lines:
-            by_turn = None
-        elif self.every is not None:
-            by_turn = -(-turn_tokens // self.every)
-        found = None if by_turn is None or turns is None else turns * by_turn
-        if self.max_states is None:
-            return found
-        return self.max_states if found is None else min(found, self.max_states)
-
-
-@dataclass
 class BehaviorCorrectionConfig:
     """Importance weights for a sampler that differs from the policy (sampling filters, another engine)."""
 
@@ -266,19 +225,6 @@ class PositiveNllConfig:
 
 
 @dataclass
-class TurnGroupsConfig:
-    """AT-GRPO: several responses to the state of each turn, valued by the episodes that continue from them."""
-
-    candidates: PositiveInt  # responses per state, the episode's own included; 1 = no groups
-    follow: FollowedCandidate  # response from which the episode continues: random | best (by return)
-
-    @property
-    def branches(self) -> int:
-        """Episodes that a turn adds: one for each candidate, except for the random one that continues the episode."""
-        return self.candidates - (self.follow is FollowedCandidate.random)
-
-
-@dataclass
 class StepsConfig:
     """Passes over a buffer: the keys of `algorithm` that an agent may override."""
 
@@ -298,10 +244,9 @@ class AlgorithmConfig(StepsConfig):
     trust_region: TrustRegion  # what the clip ranges limit: ratio | tv (change of the probability) | kl (two-point KL)
     ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the log-probs that it recorded, before filters)
     advantage: AdvantageName
-    # gae | reward_to_go | group | leave_one_out | greedy_baseline | role_baseline | monte_carlo | turn_group | none
-    # | path.py:name
-    advantage_function: Name | None  # earlier form: advantage=function advantage_function=X is advantage=X
-    advantage_args: dict[str, Any]  # values of the keys of advantage=path.py:name; see docs/extend.md
+    # gae | reward_to_go | group | leave_one_out | greedy_baseline | none
+    # | path.py:name | a method of a package, such as those of the lab
+    advantage_args: dict[str, Any]  # values of the keys of advantage=path.py:name or of a package; see docs/extend.md
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
     turn_value: TurnValue | None  # a turn's value: of its first token | mean | final token | post (after the turn)
     value_unit: ValueUnit  # target of the value loss: token (one value per token) | turn (one value per turn)
@@ -310,8 +255,6 @@ class AlgorithmConfig(StepsConfig):
     gae_lambda: UnitFloat | None  # GAE's lambda
     length_adaptive_alpha: PositiveFloat | None  # lambda over l actions is max(0, 1 - 1 / (alpha l)); null = gae_lambda
     critic_gae_lambda: UnitFloat | None  # lambda of the critic's returns; null = lambda of the advantages
-    role_baseline_decay: Annotated[float, Range(0.0, 1.0, open_high=True)] | None
-    # advantage=role_baseline: weight of earlier episodes in the running mean of an agent's returns
     advantage_normalization: bool  # whiten advantages over the actions of the whole buffer
     normalization_scope: NormalizationScope  # rows of one mean and deviation: agent (one agent's) | team (all agents')
     clip_range_low: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # limit of a decrease: a ratio of 1 - this
@@ -335,13 +278,11 @@ class AlgorithmConfig(StepsConfig):
     truncation_penalty: PositiveFloat | None  # subtracted from the score of a truncated response
     truncation_ramp: Annotated[float, Range(0.0, 1.0, open_low=True)] | None
     # soft_penalty: last part of the token limit in which the penalty grows to its full size
-    monte_carlo: MonteCarloConfig
     reweight: ReweightConfig
     positive_nll: PositiveNllConfig
     behavior_correction: BehaviorCorrectionConfig
     sequential_correction: SequentialCorrectionConfig
     cross_agent: CrossAgentConfig
-    turn_groups: TurnGroupsConfig
     kl: KlConfig
 
     @property

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from ippo_cli.algorithms.advantage_method import AdvantageMethod
 from ippo_cli.config.schema import Advantage, Config, CreditAssignment, UpdateOrder
 from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.training.methods.continuations import ContinuationValues
 from ippo_cli.training.methods.credit import CreditMeasurement
 from ippo_cli.training.methods.engine_state import EngineState
 from ippo_cli.training.methods.greedy_baseline import GreedyBaseline
@@ -18,7 +18,6 @@ from ippo_cli.training.methods.opponents import OpponentPool
 from ippo_cli.training.methods.popart import ReturnNormalization
 from ippo_cli.training.methods.refill import Refill
 from ippo_cli.training.methods.shared_rows import SharedRows
-from ippo_cli.training.methods.turn_groups import TurnCandidates
 from ippo_cli.training.targets import Algorithm
 
 
@@ -36,14 +35,13 @@ def build_methods(
         methods.append(GreedyBaseline())
     if config.rollout.refill_rounds or schedule.curriculum is not None:
         methods.append(Refill(config.rollout.refill_rounds, schedule.curriculum))
-    if config.algorithm.turn_groups.candidates > 1:
-        methods.append(TurnCandidates())
+    if isinstance(algorithm.estimator, AdvantageMethod):
+        own = algorithm.estimator.build_method(config, algorithm)
+        methods += [] if own is None else [own]
     if reward.credit_assignment is not CreditAssignment.none or reward.measure_credit_every:
         methods.append(CreditMeasurement())
     if config.team.share_rollouts:
         methods.append(SharedRows(config))
-    if advantage is Advantage.monte_carlo:
-        methods.append(ContinuationValues(config, algorithm))
     if config.team.update_order is UpdateOrder.sequential:
         methods.append(SequentialUpdates(config))
     if any(getattr(agent.critic, "popart_beta", None) is not None for agent in config.task.agents.values()):

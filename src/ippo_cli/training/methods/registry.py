@@ -7,6 +7,7 @@ from typing import Any
 
 from ippo_cli.algorithms.estimator import Estimator, TargetPart
 from ippo_cli.config.schema import AlgorithmConfig
+from ippo_cli.reporting.metrics import add_metrics
 
 METHODS = "ippo_cli.training.methods"
 ESTIMATORS = {
@@ -15,17 +16,16 @@ ESTIMATORS = {
     "group": f"{METHODS}.groups:GroupNormalized",
     "leave_one_out": f"{METHODS}.groups:LeaveOneOut",
     "greedy_baseline": f"{METHODS}.greedy_baseline:GreedyEstimator",
-    "role_baseline": f"{METHODS}.role_baselines:RoleEstimator",
-    "monte_carlo": f"{METHODS}.continuations:MonteCarloEstimator",
-    "turn_group": f"{METHODS}.turn_groups:TurnGroupEstimator",
-    "function": "ippo_cli.algorithms.user_advantages:UserEstimator",
+    "function": "ippo_cli.algorithms.user_advantages:build_user_estimator",
     "none": "ippo_cli.algorithms.estimator:Estimator",
 }
 
 
 def build_estimator(config: AlgorithmConfig) -> Estimator:
     """The estimator of `algorithm.advantage`."""
-    return _load(ESTIMATORS[config.estimator.value])(config)
+    estimator = _load(ESTIMATORS[config.estimator.value])(config)
+    add_metrics(getattr(estimator, "METRICS", {}))
+    return estimator
 
 
 def build_parts(config: AlgorithmConfig) -> list[TargetPart]:

@@ -62,7 +62,7 @@ class Capabilities(TargetPart):
     name = "cross_agent"
 
     def prepare(self, inputs: AdvantageInputs, rows: RowContext) -> AdvantageInputs:
-        return replace(inputs, capability=capability_ratio(rows.state, rows.source.agent, rows.source.author))
+        return replace(inputs, capability=capability_ratio(rows.state or {}, rows.source.agent, rows.source.author))
 
     def weigh(self, advantages: Tensor, inputs: AdvantageInputs, source: Source) -> Tensor:
         return advantages / inputs.capability if source.is_shared else advantages  # abler agents count more
@@ -70,7 +70,7 @@ class Capabilities(TargetPart):
     def next_state(self, experience: Experience, state: State) -> State:
         window = self.config.cross_agent.capability_window
         assert window is not None
-        return add_scores(state, experience.scores, window)
+        return add_scores(state or {}, experience.scores, window)
 
 
 def share_rollouts(

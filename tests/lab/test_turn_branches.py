@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from ippo_cli.lab.turn_branches import BranchedEpisodes, branch_episodes
 from ippo_cli.rollout.branches import BranchEpisodes, State
-from ippo_cli.rollout.turn_groups import BranchedEpisodes, branch_episodes
 from ippo_cli.types import Completion, Episode, Turn
 
 

@@ -11,23 +11,27 @@ import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.algorithms.estimator import Estimator, RowContext
-from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
-from ippo_cli.config.schema import Advantage, Config, Truncation
+from ippo_cli.algorithms.advantage_method import AdvantageMethod
+from ippo_cli.algorithms.estimator import RowContext
+from ippo_cli.algorithms.estimator import State as MethodState
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.needs import Need
+from ippo_cli.config.schema import Config, Truncation
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import segment_gae
-from ippo_cli.planning.agent_shapes import AgentShapes
-from ippo_cli.planning.episode_length import response_tokens
+from ippo_cli.lab.continuation_plan import ContinuationPlan
+from ippo_cli.lab.value_states import Keys, ValueStateChooser, ValueStates
 from ippo_cli.planning.method_plan import MethodPlan
+from ippo_cli.reporting.iteration_metrics import ratio
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rollout.branches import MAX_EPISODES, State
 from ippo_cli.rollout.continuations import collect_continuations, state_key
 from ippo_cli.rollout.generator import SamplingStream
-from ippo_cli.rollout.value_states import ValueStateChooser
 from ippo_cli.training.methods.continued_returns import compute_returns, estimate_means, state_columns
-from ippo_cli.training.methods.method import Method, Player, ScoredBuffer
+from ippo_cli.training.methods.method import Method, Outcome, Player, ScoredBuffer
 from ippo_cli.training.targets import Algorithm
-from ippo_cli.types import Episode, Experience, Rollout, Scores, StateValues
+from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets
 
 Key = bytes
 """A hash that is equal for equal states of responses to the same prompt of the buffer."""
@@ -41,11 +45,98 @@ class Estimate:
     variance: float  # of the mean, from the spread of the continuations; 0 for a single one
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateValues:
+    """Monte-Carlo values of chosen states in one agent's rows."""
+
+    values: Tensor  # [B, R] float32: of the last chosen state before each action token; 0 without one
+    starts: Tensor  # [B, R] bool: the action token after each chosen state with a value
+    variance: Tensor  # [B, R] float32: sampling variance of the values where `starts`, else 0
+    num_states: int  # chosen
+    num_sampled: int  # of which this rank has sampled continuations: equal states of a prompt share theirs
+    num_continuations: int  # sampled by this rank
+    num_unusable: int  # of these: without a score, or from a state that was not reached
+    num_tokens: int  # generated in these, by all agents
+
+
+class MonteCarlo(AdvantageMethod):
+    """GAE over the segments between states with a Monte-Carlo value."""
+
+    name = "monte_carlo"
+    Keys = Keys
+    METRICS = {  # noqa: RUF012
+        "<agent>/monte_carlo/states": "algorithm.advantage=monte_carlo: mean number of states with a value per trained "
+        "response",
+        "<agent>/monte_carlo/shared_fraction": "monte_carlo: fraction of states that share the continuations of an "
+        "equal one, such as the prompt of a group",
+        "<agent>/monte_carlo/tokens": "monte_carlo: tokens of all continuations, of all agents and ranks",
+        "<agent>/monte_carlo/unusable_fraction": "monte_carlo: fraction of continuations without a score, truncated "
+        "with truncation=mask, or from a state that a replay of the episode did not reach",
+        "<agent>/monte_carlo/value": "monte_carlo: mean value of the states",
+        "<agent>/monte_carlo/value_std": "monte_carlo: standard deviation of the values, their sampling error included",
+        "<agent>/monte_carlo/standard_error": "monte_carlo: root mean squared standard error of the values",
+        "time/continuations": "algorithm.advantage=monte_carlo: seconds of continuations and their rewards",
+    }
+    needs = (
+        Need.current_weights,
+        Need.current_policies,
+        Need.fixed_scores,
+        Need.own_rows,
+        Need.equal_scores,
+        Need.no_critic,
+    )
+    reads = {"gamma": "1.0", "gae_lambda": "0.95"}  # noqa: RUF012
+    keys: Keys
+
+    def check(self, config: Config) -> Iterator[ConfigError]:
+        every, counts_tokens = self.keys.every, self.keys.states is ValueStates.tokens
+        setting = f"algorithm.advantage_args.every={every or 'null'}"
+        if counts_tokens and every is None:
+            yield ConfigError(setting, "is needed by states=tokens", "use a number of tokens, such as 32")
+        if every is not None and not counts_tokens:
+            yield ConfigError(setting, "has no effect: only states=tokens counts tokens", "use null")
+
+    def build_method(self, config: Config, algorithm: Algorithm) -> Method:
+        return ContinuationValues(config, self.keys, algorithm)
+
+    def build_plan(self, config: Config) -> MethodPlan:
+        return ContinuationPlan(config, self.keys)
+
+    def prepare(self, inputs: AdvantageInputs, rows: RowContext) -> AdvantageInputs:
+        found = rows.experience.additions.get(self.name, {}).get(rows.source.agent)
+        return inputs if found is None else replace(inputs, values=found.values)
+
+    def estimate(
+        self, inputs: Mapping[Source, AdvantageInputs], experience: Experience, state: MethodState
+    ) -> tuple[dict[Source, AdvantageOutputs], MethodState]:
+        values: Mapping[str, StateValues] = experience.additions[self.name]
+        gamma, gae_lambda = self.config.gamma, self.config.gae_lambda
+        assert gamma is not None
+        assert gae_lambda is not None
+        return {
+            source: estimate_segments(own, values[source.agent].starts, gamma=gamma, gae_lambda=gae_lambda)
+            for source, own in inputs.items()
+        }, state
+
+
+def estimate_segments(inputs: AdvantageInputs, starts: Tensor, *, gamma: float, gae_lambda: float) -> AdvantageOutputs:
+    """GAE over segments; `starts` `[B, R]`: their first tokens.
+
+    Rows of which the first state has no value are excluded.
+    """
+    advantages, returns = segment_gae(
+        inputs.rewards, inputs.values, inputs.mask, starts, gamma=gamma, gae_lambda=gae_lambda
+    )
+    is_first = inputs.mask & (inputs.mask.cumsum(dim=1) == 1)
+    usable = inputs.valid & (starts & is_first).any(dim=1)
+    return AdvantageOutputs(advantages=advantages, returns=returns, usable=usable)
+
+
 class ContinuationValues(Method):
     """Samples continuations from chosen states of an iteration's responses with the policies before the update."""
 
-    def __init__(self, config: Config, algorithm: Algorithm) -> None:
-        self._config, self._algorithm = config, algorithm
+    def __init__(self, config: Config, keys: Keys, algorithm: Algorithm) -> None:
+        self._config, self._keys, self._algorithm = config, keys, algorithm
 
     def extend(self, player: Player, scored: ScoredBuffer, clock: Stopwatch) -> Experience:
         """Add the values of each trained agent's chosen states. Collective."""
@@ -62,7 +153,15 @@ class ContinuationValues(Method):
                 )
                 for name, agent in player.team.items()
             }
-        return replace(experience, state_values=values)
+        return replace(experience, additions={**experience.additions, MonteCarlo.name: values})
+
+    def metrics(self, outcome: Outcome) -> dict[str, float]:
+        values: Mapping[str, StateValues] = outcome.experience.additions[MonteCarlo.name]
+        return {
+            f"{agent}/{metric}": number
+            for agent, found in values.items()
+            for metric, number in state_value_metrics(found, outcome.targets[Source(agent, agent)]).items()
+        }
 
     def _estimate_agent(
         self,
@@ -76,7 +175,7 @@ class ContinuationValues(Method):
         trained = scores.valid
         if self._config.algorithm.truncation is Truncation.mask:
             trained = trained & rollout.finished
-        chooser = ValueStateChooser(self._config.algorithm.monte_carlo, agent.tokenizer)
+        chooser = ValueStateChooser(self._keys, agent.tokenizer)
         states = chooser.choose(episodes, trained.nonzero()[:, 0].tolist(), agent.name)
         keys = [self._state_key(episodes[state.episode], state) for state in states]
         own = assign_states(keys, [episodes[state.episode].index for state in states])
@@ -106,8 +205,7 @@ class ContinuationValues(Method):
 
         Some states at a time, so that rows of continuations take little memory.
         """
-        count = self._config.algorithm.monte_carlo.continuations
-        assert count is not None
+        count = self._keys.continuations
         size = max(1, MAX_EPISODES // count)
         parts = int(distributed.all_max(torch.tensor(math.ceil(len(states) / size))).item())
         returns, num_tokens = [torch.empty(0, count, dtype=torch.float64)], 0
@@ -141,29 +239,26 @@ class ContinuationValues(Method):
         return torch.cat(returns), num_tokens
 
 
-class MonteCarloEstimator(Estimator):
-    """GAE over the segments between states with a Monte-Carlo value.
-
-    Rows of which the first state has no value are excluded.
-    """
-
-    name = "monte_carlo"
-
-    def prepare(self, inputs: AdvantageInputs, rows: RowContext) -> AdvantageInputs:
-        if (found := rows.experience.state_values.get(rows.source.agent)) is None:
-            return inputs
-        return replace(inputs, values=found.values, starts=found.starts)
-
-    def estimate_rows(self, inputs: AdvantageInputs) -> AdvantageOutputs:
-        gamma, gae_lambda = self.config.gamma, self.config.gae_lambda
-        assert gamma is not None
-        assert gae_lambda is not None
-        advantages, returns = segment_gae(
-            inputs.rewards, inputs.values, inputs.mask, inputs.starts, gamma=gamma, gae_lambda=gae_lambda
-        )
-        is_first = inputs.mask & (inputs.mask.cumsum(dim=1) == 1)
-        usable = inputs.valid & (inputs.starts & is_first).any(dim=1)
-        return AdvantageOutputs(advantages=advantages, returns=returns, usable=usable)
+def state_value_metrics(found: StateValues, targets: Targets) -> dict[str, float]:
+    """One agent's metrics of Monte-Carlo values, over all ranks."""
+    mask = found.starts & targets.loss_mask
+    rows = targets.loss_mask.any(dim=1)
+    counts = [found.num_states, found.num_sampled, found.num_continuations, found.num_unusable, found.num_tokens]
+    sums = [mask.sum().double(), rows.sum().double(), found.variance.double().where(mask, 0.0).sum()]
+    sums += [torch.tensor(float(count), dtype=torch.double, device=mask.device) for count in counts]
+    states, responses, variance, chosen, sampled, continuations, unusable, tokens = distributed.all_sum(
+        torch.stack(sums)
+    ).tolist()
+    mean, spread = distributed.masked_moments(found.values, mask)
+    return {
+        "monte_carlo/states": ratio(states, responses),
+        "monte_carlo/shared_fraction": ratio(chosen - sampled, chosen),
+        "monte_carlo/tokens": tokens,
+        "monte_carlo/unusable_fraction": ratio(unusable, continuations),
+        "monte_carlo/value": float(mean) if states else math.nan,
+        "monte_carlo/value_std": float(spread) ** 0.5 if states else math.nan,
+        "monte_carlo/standard_error": ratio(variance, states) ** 0.5,
+    }
 
 
 def assign_states(keys: Sequence[Key], indices: Sequence[int]) -> list[int]:
@@ -208,68 +303,3 @@ def place_estimates(
     last = torch.where(starts, numbers, -1).cummax(dim=1).values
     spread = values.gather(1, last.clamp(min=0)).masked_fill((last < 0) | ~rollout.response_mask, 0.0)
     return spread, starts, variance.masked_fill(~starts, 0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContinuationCost:
-    """Upper limits for the continuations from the states of one agent, in one iteration on all ranks."""
-
-    states: int  # of a response
-    continuations: int  # of a state
-    episodes: int  # equal prompts of a group count once
-    tokens: int  # of all agents, for states that are evenly spread over episodes of maximum length
-
-
-def continuation_costs(config: Config, shapes: Mapping[str, AgentShapes]) -> dict[str, ContinuationCost | None]:
-    """The costs by trained agent, None where the number of states has no known limit; empty without continuations."""
-    count, size = config.algorithm.monte_carlo.continuations, config.rollout.buffer_size
-    if config.algorithm.estimator is not Advantage.monte_carlo or count is None:
-        return {}
-    prompts = size // config.rollout.num_generations
-    tokens = {name: response_tokens(config, name, agent.length) for name, agent in shapes.items()}
-    total = sum(tokens.values())
-    costs: dict[str, ContinuationCost | None] = {}
-    for name, agent in shapes.items():
-        if config.task.agents[name].frozen:
-            continue
-        limit = config.task.agents[name].rollout.max_new_tokens
-        states = config.algorithm.monte_carlo.count_states(agent.length.turns, limit)
-        costs[name] = None
-        if states is not None:
-            # After state j of n come (n - j) / n of the agent's tokens. Others repeat their turn of the same step.
-            turn, others = 1 / (agent.length.turns or math.inf), total - tokens[name]
-            ahead = [(states - number) / states for number in range(1, states)]
-            later = sum(part * tokens[name] + min(part + turn, 1.0) * others for part in ahead)
-            costs[name] = ContinuationCost(
-                states=states,
-                continuations=count,
-                episodes=count * (prompts + size * (states - 1)),
-                tokens=int(count * (prompts * total + size * later)),
-            )
-    return costs
-
-
-class ContinuationPlan(MethodPlan):
-    """The states, continuations and tokens of Monte-Carlo values, at most."""
-
-    @property
-    def rows_per_sample(self) -> int:
-        return self.config.algorithm.monte_carlo.continuations or 1
-
-    def describe(self, shapes: Mapping[str, AgentShapes]) -> Iterator[tuple[str, str]]:
-        for number, text in enumerate(describe_continuations(self.config, shapes)):
-            yield "" if number else "values", text
-
-
-def describe_continuations(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[str]:
-    """A line of text for each agent with Monte-Carlo values."""
-    own = config.rollout.buffer_size * sum(response_tokens(config, name, one.length) for name, one in shapes.items())
-    for name, cost in continuation_costs(config, shapes).items():
-        count = config.algorithm.monte_carlo.continuations
-        if cost is None:
-            yield f"{name}: {count} continuations from each state; the number of states depends on the responses"
-            continue
-        yield (
-            f"{name}: at most {cost.states} states of a response x {count} continuations, {cost.episodes} episodes per "
-            f"iteration; at most {cost.tokens} tokens, {cost.tokens / own:.1f} times those of the responses"
-        )

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ippo_cli.config.schema import MonteCarloConfig, ValueStates
+from ippo_cli.lab.value_states import Keys, ValueStateChooser, ValueStates
 from ippo_cli.rollout.branches import State
-from ippo_cli.rollout.value_states import ValueStateChooser
 from ippo_cli.types import Completion, Episode, Turn
 
 STOP = 0
@@ -53,7 +52,7 @@ def episode(*turns: Turn, partners: frozenset[str] = frozenset()) -> Episode:
 
 def places(*turns: Turn, limit: int | None = None, every: int | None = None, states: str = "lines") -> list[Any]:
     """Turn and position of each state of agent x in one episode."""
-    settings = MonteCarloConfig(continuations=2, states=ValueStates(states), every=every, max_states=limit)
+    settings = Keys(continuations=2, states=ValueStates(states), every=every, max_states=limit)
     chooser = ValueStateChooser(settings, Letters())  # type: ignore[arg-type]
     found = chooser.choose([episode(), episode(*turns)], [1], "x")
     assert all((state.episode, state.agent) == (1, "x") for state in found)
@@ -108,7 +107,7 @@ def test_limit_selects_the_first_states(limit: int, expected: list[int]) -> None
 
 
 def test_turns_of_snapshots_have_no_state() -> None:
-    settings = MonteCarloConfig(continuations=2, states=ValueStates.turns, every=None, max_states=None)
+    settings = Keys(continuations=2, states=ValueStates.turns, every=None, max_states=None)
     chooser = ValueStateChooser(settings, Letters())  # type: ignore[arg-type]
     rows = [episode(turn(0, [1]), partners=frozenset({"x"})), episode(turn(0, [1]))]
     assert chooser.choose(rows, [0, 1], "x") == [State(1, "x", 0, 0)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lab_errors import find_errors
 from safetensors.torch import load_file
 from small import (
     assert_metrics_close,
@@ -19,10 +20,14 @@ from small import (
     train_on_two_ranks,
 )
 
+from ippo_cli.compose.former_keys import convert_config, convert_overrides
+from ippo_cli.compose.load import load_config
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint, read_method_states
 from ippo_cli.training.algorithm_state import AlgorithmState
 
-RAE = ("algorithm=rae", "algorithm.role_baseline_decay=0.8")
+DIALOGUE = ("task.protocol=dialogue", "task.num_turns=2")
+RAE = ("algorithm=rae", "algorithm.advantage_args.decay=0.8")
 
 
 def test_baseline_of_each_agent_and_role(tmp_path: Path) -> None:
@@ -48,6 +53,57 @@ def test_baseline_of_each_agent_and_role(tmp_path: Path) -> None:
             assert torch.allclose(own, torch.tensor(score - means[key]), atol=1e-5)
             means[key] = 0.8 * means[key] + 0.2 * score
     assert state.methods["role_baseline"] == pytest.approx(means | {"high/idle": 7.0})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["critic=separate", "algorithm.value_loss_coef=0.5"],
+            "needs a run without a critic, and critic=separate trains values that it does not use; use critic=none",
+        ),
+        (
+            ["algorithm.gamma=1.0"],
+            "algorithm.gamma=1.0 has no effect: advantage=role_baseline does not read it; use null",
+        ),
+        (["algorithm.credit=turn"], "algorithm.credit=turn has no effect: advantage=role_baseline does not read it"),
+        (
+            ["rollout.num_generations=4", "rollout.refill_rounds=2"],
+            "needs groups of equal scores, from which it learns too, and rollout.refill_rounds=2 replaces such groups",
+        ),
+        (
+            [*DIALOGUE, "reward.credit_assignment=counterfactual", "reward.credit_alternatives=2"],
+            "needs one score for all turns of a row, and reward.credit_assignment=counterfactual "
+            "reward.credit_alternatives=2 gives a credit for each turn; use reward.credit_assignment=none",
+        ),
+        (
+            ["algorithm.advantage_args.decay=1"],
+            "algorithm.advantage_args.decay=1 is out of range; it must be in [0, 1)",
+        ),
+        (["algorithm.advantage_args.rate=1"], "algorithm.advantage_args.rate=1 is not a key of"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(overrides: list[str], message: str) -> None:
+    (error,) = find_errors(["algorithm=rae", *overrides])
+    assert message in error
+
+
+def test_preset_fits() -> None:
+    assert find_errors(["algorithm=rae"]) == []
+
+
+def test_former_keys() -> None:
+    with pytest.raises(
+        ConfigError, match=r"role_baseline_decay.* is not a key here .*; use algorithm\.advantage_args\.decay"
+    ):
+        load_config(["algorithm=rae", "algorithm.role_baseline_decay=0.9"])
+    assert convert_overrides(["algorithm.role_baseline_decay=0.9"]) == ["algorithm.advantage_args.decay=0.9"]
+    saved = {"advantage": "role_baseline", "role_baseline_decay": 0.9}
+    assert convert_config({"algorithm": saved}) == {
+        "algorithm": {"advantage": "role_baseline", "advantage_args": {"decay": 0.9}}
+    }
+    others = {"advantage": "gae", "role_baseline_decay": None}
+    assert convert_config({"algorithm": others}) == {"algorithm": {"advantage": "gae"}}
 
 
 @pytest.mark.slow

@@ -8,10 +8,11 @@ import pytest
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.schema import Config
+from ippo_cli.lab.continuation_plan import ContinuationCost, continuation_costs, describe_continuations
+from ippo_cli.lab.value_states import Keys, ValueStates
 from ippo_cli.models.shape import ModelShape
 from ippo_cli.planning.agent_shapes import AgentShapes
 from ippo_cli.planning.episode_length import EpisodeLength
-from ippo_cli.training.methods.continuations import ContinuationCost, continuation_costs, describe_continuations
 
 MODEL = ModelShape(sizes=(600, 400), layers=2, hidden=8, intermediate_size=8, kv_width=5, vocabulary=10)
 ONE_TURN = EpisodeLength(turns=1, sequence_tokens=20, row_tokens=20)
@@ -21,11 +22,20 @@ TWO = {"low": AGENT, "high": AGENT}
 
 
 def compose(*overrides: str) -> Config:
-    return load_config([*KEYS, "algorithm.monte_carlo.continuations=3", *overrides])
+    return load_config([*KEYS, "algorithm.advantage_args.continuations=3", *overrides])
+
+
+def costs_of(config: Config, shapes: dict[str, AgentShapes]) -> dict[str, ContinuationCost | None]:
+    return continuation_costs(config, keys_of(config), shapes)
+
+
+def keys_of(config: Config) -> Keys:
+    own = config.algorithm.advantage_args
+    return Keys(**own | {"states": ValueStates(own["states"])})
 
 
 def cost_of(config: Config, agent: AgentShapes) -> ContinuationCost | None:
-    return continuation_costs(config, {"solo": agent})["solo"]
+    return costs_of(config, {"solo": agent})["solo"]
 
 
 def test_states_episodes_and_tokens_of_one_agent() -> None:
@@ -36,11 +46,11 @@ def test_states_episodes_and_tokens_of_one_agent() -> None:
 
 
 def test_other_agents_repeat_their_turn_of_the_same_step() -> None:
-    found = continuation_costs(compose("algorithm.monte_carlo.max_states=2"), TWO)["high"]
+    found = costs_of(compose("algorithm.advantage_args.max_states=2"), TWO)["high"]
     assert found is not None
     assert found.tokens == 3 * (4 * 16 + 32 * (4 + 8))
     several = replace(AGENT, length=EpisodeLength(turns=4, sequence_tokens=80, row_tokens=80))
-    found = continuation_costs(compose("algorithm.monte_carlo.max_states=2"), {"low": several, "high": several})["high"]
+    found = costs_of(compose("algorithm.advantage_args.max_states=2"), {"low": several, "high": several})["high"]
     assert found is not None
     assert found.tokens == 3 * (4 * 64 + 32 * (16 + 24))
 
@@ -48,13 +58,13 @@ def test_other_agents_repeat_their_turn_of_the_same_step() -> None:
 @pytest.mark.parametrize(
     ("overrides", "turns", "states"),
     [
-        (("algorithm.monte_carlo.states=turns", "algorithm.monte_carlo.every=null"), 1, 1),
-        (("algorithm.monte_carlo.states=turns", "algorithm.monte_carlo.every=null"), 3, 3),
-        (("algorithm.monte_carlo.every=3",), 2, 6),
-        (("algorithm.monte_carlo.every=3", "algorithm.monte_carlo.max_states=5"), 2, 5),
-        (("algorithm.monte_carlo.every=3",), None, None),
-        (("algorithm.monte_carlo.every=3", "algorithm.monte_carlo.max_states=5"), None, 5),
-        (("algorithm.monte_carlo.states=lines", "algorithm.monte_carlo.every=null"), 1, None),
+        (("algorithm.advantage_args.states=turns", "algorithm.advantage_args.every=null"), 1, 1),
+        (("algorithm.advantage_args.states=turns", "algorithm.advantage_args.every=null"), 3, 3),
+        (("algorithm.advantage_args.every=3",), 2, 6),
+        (("algorithm.advantage_args.every=3", "algorithm.advantage_args.max_states=5"), 2, 5),
+        (("algorithm.advantage_args.every=3",), None, None),
+        (("algorithm.advantage_args.every=3", "algorithm.advantage_args.max_states=5"), None, 5),
+        (("algorithm.advantage_args.states=lines", "algorithm.advantage_args.every=null"), 1, None),
     ],
 )
 def test_limits_of_states(overrides: tuple[str, ...], turns: int | None, states: int | None) -> None:
@@ -63,17 +73,13 @@ def test_limits_of_states(overrides: tuple[str, ...], turns: int | None, states:
     assert (None if found is None else found.states) == states
 
 
-def test_no_cost_without_continuations() -> None:
-    assert continuation_costs(load_config(["algorithm=grpo"]), TWO) == {}
-    assert [*describe_continuations(load_config(["algorithm=grpo"]), TWO)] == []
-
-
 def test_descriptions() -> None:
-    (known,) = describe_continuations(compose("task=sorting_solo"), {"solo": AGENT})
+    config = compose("task=sorting_solo")
+    (known,) = describe_continuations(config, keys_of(config), {"solo": AGENT})
     assert known == (
         "solo: at most 4 states of a response x 3 continuations, 300 episodes per iteration; at most 1248 tokens, "
         "4.9 times those of the responses"
     )
-    lines = compose("task=sorting_solo", "algorithm.monte_carlo.states=lines", "algorithm.monte_carlo.every=null")
-    (unknown,) = describe_continuations(lines, {"solo": AGENT})
+    lines = compose("task=sorting_solo", "algorithm.advantage_args.states=lines", "algorithm.advantage_args.every=null")
+    (unknown,) = describe_continuations(lines, keys_of(lines), {"solo": AGENT})
     assert unknown == "solo: 3 continuations from each state; the number of states depends on the responses"

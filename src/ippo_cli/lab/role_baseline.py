@@ -1,42 +1,62 @@
-"""Role baselines (RAE): a running mean of the returns of each agent in each role is the baseline of its returns."""
+"""`algorithm.advantage=role_baseline` (RAE): the baseline is a running mean of an agent's returns in its role."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from ippo_cli.algorithms.advantage_method import AdvantageMethod
 from ippo_cli.algorithms.advantages import broadcast_rows, row_scores
-from ippo_cli.algorithms.estimator import Estimator, State
+from ippo_cli.algorithms.estimator import State
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs, Source
+from ippo_cli.config.constraints import Range
+from ippo_cli.config.needs import Need
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import role_baseline
 from ippo_cli.types import Experience
 
 
-class RoleEstimator(Estimator):
+@dataclass
+class Keys:
+    """Keys of the running mean."""
+
+    decay: Annotated[float, Range(0.0, 1.0, open_high=True)] = 0.95
+    # weight of earlier episodes in the running mean of an agent's returns
+
+
+class RoleBaseline(AdvantageMethod):
     """The score of each response minus the mean of the agent's role; the state has the means by `baseline_key`."""
 
     name = "role_baseline"
+    Keys = Keys
+    needs = (Need.own_rows, Need.equal_scores, Need.row_scores, Need.no_critic)
+    METRICS = {  # noqa: RUF012
+        "<agent>/targets/role_baseline": "algorithm.advantage=role_baseline: running mean of the agent's returns "
+        "after this iteration",
+        "<agent>/<role>/targets/role_baseline": "several roles: of the returns in that role",
+    }
 
     def estimate(
         self, inputs: Mapping[Source, AdvantageInputs], experience: Experience, state: State
     ) -> tuple[dict[Source, AdvantageOutputs], State]:
-        decay = self.config.role_baseline_decay
-        assert decay is not None
         outputs: dict[Source, AdvantageOutputs] = {}
         after: dict[str, float] = {}
         for source, own in inputs.items():
             roles = [episode.roles.get(source.agent, "") for episode in experience.episodes]
             score = row_scores(own)
-            baseline, baselines = compute_role_baselines(source.agent, roles, score, own.valid, state, decay)
+            baseline, baselines = compute_role_baselines(
+                source.agent, roles, score, own.valid, state or {}, self.keys.decay
+            )
             outputs[source] = broadcast_rows(own, score - baseline, score, own.valid)
             after |= baselines
         return outputs, after
 
     def metrics(self, state: State) -> dict[str, float]:
-        return {f"{name}/targets/role_baseline": mean for name, mean in state.items()}
+        return {f"{name}/targets/role_baseline": mean for name, mean in (state or {}).items()}
 
 
 def compute_role_baselines(

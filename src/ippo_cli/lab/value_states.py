@@ -1,20 +1,53 @@
-"""Chooses the states of sampled responses of which the values are estimated by continuations."""
+"""Keys of `algorithm.advantage=monte_carlo`, and the states of responses that continuations estimate the values of."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 from transformers import PreTrainedTokenizerBase
 
-from ippo_cli.config.schema import MonteCarloConfig, ValueStates
+from ippo_cli.config.constraints import PositiveInt
 from ippo_cli.rollout.branches import State
 from ippo_cli.types import Episode
 
 
-class ValueStateChooser:
-    """Chooses the states of one agent before its first token, and before others as `algorithm.monte_carlo` says."""
+class ValueStates(str, Enum):
+    turns = "turns"
+    lines = "lines"
+    tokens = "tokens"
 
-    def __init__(self, settings: MonteCarloConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+
+@dataclass
+class Keys:
+    """Keys of Monte-Carlo values: mean returns of continuations that the policies sample from states of responses."""
+
+    continuations: PositiveInt = 9  # sampled from each state, to the end of the episode
+    states: ValueStates = ValueStates.lines
+    # first token of each turn | and of each line (reasoning step) | and every n tokens
+    every: PositiveInt | None = None  # states=tokens: number of tokens between states of a turn
+    max_states: PositiveInt | None = 20  # states per episode of an agent, the first ones; null = all
+
+    def count_states(self, turns: int | None, turn_tokens: int) -> int | None:
+        """The most states of an agent in an episode of `turns` turns, each of at most `turn_tokens` tokens; None if
+        unknown.
+        """
+        by_turn: int | None = 1
+        if self.states is ValueStates.lines:
+            by_turn = None
+        elif self.every is not None:
+            by_turn = -(-turn_tokens // self.every)
+        found = None if by_turn is None or turns is None else turns * by_turn
+        if self.max_states is None:
+            return found
+        return self.max_states if found is None else min(found, self.max_states)
+
+
+class ValueStateChooser:
+    """Chooses the states of one agent before its first token, and before others as the keys say."""
+
+    def __init__(self, settings: Keys, tokenizer: PreTrainedTokenizerBase) -> None:
         self._settings, self._tokenizer = settings, tokenizer
         self._texts: dict[int, str] = {}
 
