@@ -16,7 +16,9 @@ from ippo_cli.rollout import continuous_batching, kv_cache, prompt_queue
 from ippo_cli.rollout import decode as decoding
 from ippo_cli.rollout.continuous_batching import ContinuousBatching
 from ippo_cli.rollout.decode import stop_ids
+from ippo_cli.rollout.decode_state import DecodeState
 from ippo_cli.rollout.kv_cache import KVCacheGroup
+from ippo_cli.rollout.sampling import Sampling
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 from ippo_cli.types import Completion
 
@@ -204,6 +206,28 @@ def test_row_ends_at_stop_string(asked: Any, llama: Any) -> None:
             assert not any(stop in one_less for stop in stops)
         else:
             assert length == free.response_mask[row].sum()
+
+
+def test_stop_string_of_many_bytes() -> None:
+    class Bytes:
+        """A tokenizer with a token for each byte."""
+
+        def batch_decode(self, responses: list[list[int]], **_: Any) -> list[str]:
+            return [bytes(ids).decode(errors="replace") for ids in responses]
+
+    stop = "漢字漢字漢字"
+    state = DecodeState(
+        prompts=[np.zeros(1, dtype=np.int64)],
+        limits=np.array([64]),
+        sampling=Sampling(max_new_tokens=64, greedy=True, stop_strings=(stop,)),
+        noise=None,
+        stop_ids=(),
+        stop_strings=None,
+        tokenizer=Bytes(),  # type: ignore[arg-type]
+        device=torch.device("cpu"),
+    )
+    responses = [list(f"a{text}".encode()) for text in (stop, stop[:-1])]
+    assert [bool(state.find_stop_strings([0], [response])[0]) for response in responses] == [True, False]
 
 
 @pytest.mark.parametrize("before", ["", "letter"])

@@ -28,7 +28,6 @@ TWO = ("critic.ensemble=2", "rollout.num_generations=2", "actor.warmup_iteration
 SHORT = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0")
 
 
-@pytest.mark.slow
 def test_members_have_disjoint_prompts(tmp_path: Path) -> None:
     with open_trainer(tmp_path, *TWO, *SHORT, "task=sorting_solo") as trainer:
         experience, targets = trainer.step()
