@@ -347,11 +347,10 @@ def test_own_tokens_truncated_last() -> None:
     prompt = [*ids("123"), *ids("ab"), TOKENIZER.eos_token_id, *ids("678")]
     last = Turn(agent="low", step=1, observation="678", prompt=prompt, completion=make_completion("d"))
     (episode,) = [an_episode(turns=[first, *others, last])]
-    texts = read(view([episode], "low", layout(context=27)).rollout)[0]
-    # Before the first turn the oldest is dropped: with it there are 9 + 9 + 3 tokens, and 4 are reserved for the
-    # response.
+    texts = read(view([episode], "low", layout(context=26)).rollout)[0]
+    # All that fits exactly is kept. In a smaller context the oldest is dropped before the first turn.
     assert [texts[c] for c in sorted(texts)][1] == "high55555¶mid55555¶123"
-    found = view([episode], "low", layout(context=24))
+    found = view([episode], "low", layout(context=23))
     texts = read(found.rollout)[0]
     assert [texts[c] for c in sorted(texts)][1] == "mid55555¶123"
     assert found.is_truncated.tolist() == [True]
