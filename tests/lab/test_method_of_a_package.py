@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lab_errors import find_errors
 from small import rows, train
 
+from ippo_cli.algorithms.user_advantages import build_user_estimator
 from ippo_cli.compose.load import load_config
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.planning.method_plan import method_plans
 
 CODE = '''
@@ -88,3 +91,20 @@ def test_method_is_checked(keys: list[str]) -> None:
     assert "needs a run without a critic, and critic=separate" in critic
     (wrong,) = find_errors([*keys, "+algorithm.advantage_args.scale=much"])
     assert wrong.startswith("algorithm.advantage_args.scale=much must be a number")
+
+
+def test_unknown_need_and_failing_class_are_named(tmp_path: Path) -> None:
+    other = CODE.replace('needs = ("no_critic",)', 'needs = ("no_critics",)')
+    failing = "\n\nclass Failing(Lengths):\n    def __init__(self, config, keys):\n        1 / 0\n"
+    (tmp_path / "lengths.py").write_text(other + failing)
+    base = ["algorithm=reinforce_plus_plus", f"algorithm.advantage={tmp_path / 'lengths.py'}:"]
+    (unknown,) = find_errors([base[0], base[1] + "Lengths"])
+    assert "has the unknown need 'no_critics'" in unknown
+    with pytest.raises(ConfigError, match=r"Failing cannot be built \(.*ZeroDivisionError"):
+        build_user_estimator(load_config([base[0], base[1] + "Failing"]).algorithm)
+
+
+def test_all_states_have_values_unless_a_preset_limits_them() -> None:
+    """As in runs of earlier versions, in which the key was null outside of the preset."""
+    algorithm = replace(load_config(["algorithm=vine_ppo"]).algorithm, advantage_args={"continuations": 9})
+    assert build_user_estimator(algorithm).keys.max_states is None

@@ -23,6 +23,7 @@ from ippo_cli.config.schema import CheckpointConfig, CheckpointWeights
 from ippo_cli.reporting.run_log import RunState
 from ippo_cli.runs import checkpoint_files
 from ippo_cli.runs.checkpoint_files import (
+    METHODS_FILE,
     await_files,
     commit_checkpoint,
     find_damage,
@@ -360,6 +361,11 @@ def test_states_of_methods_of_the_earlier_layout(tmp_path: Path) -> None:
     }
     (tmp_path / "state.json").write_text(json.dumps(stored | {"partners": {"snapshots": [], "games": {}}}))
     assert "opponent_pool" not in read_method_states(tmp_path), "runs without a pool stored an empty one"
+
+
+def test_empty_state_of_an_earlier_version(tmp_path: Path) -> None:
+    (tmp_path / METHODS_FILE).write_text(json.dumps({"advantages": {"low": {"__empty__": True}, "high": {"a": 1}}}))
+    assert read_method_states(tmp_path) == {"advantages": {"low": {}, "high": {"a": 1}}}
 
 
 def test_load_skips_damaged_checkpoint(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, make_dataclass
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -31,6 +32,18 @@ class Values:
 
 class Method:
     Keys = Values
+
+
+@dataclass
+class Loose:
+    names: Sequence[str] = ()
+    weights: Mapping[str, float] | None = None
+    mode: Literal["a", None] = "a"
+    order: Order | str = "first"
+
+
+class LooseMethod:
+    Keys = Loose
 
 
 def build(**args: Any) -> Values:
@@ -78,3 +91,16 @@ def test_all_mistakes_are_reported() -> None:
 
 def test_class_without_keys() -> None:
     assert build_keys(Order, "algorithm.advantage=a.py:Order", "algorithm.advantage_args", {}) is None
+
+
+def test_types_that_are_not_checked_take_any_value() -> None:
+    values = {"names": ["a", "b"], "weights": {"a": 0.5}, "mode": None, "order": "any"}
+    found = build_keys(LooseMethod, "algorithm.advantage=a.py:Method", "algorithm.advantage_args", values)
+    assert vars(found) == values
+    assert build_keys(LooseMethod, "a", "b", {"order": "last"}).order is Order.last
+
+
+def test_types_that_only_type_checkers_know_are_not_checked() -> None:
+    keys_of = make_dataclass("Keys", [("path", "Path", None)])
+    method = type("Method", (), {"Keys": keys_of})
+    assert build_keys(method, "a", "b", {"path": "x"}).path == "x"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from ippo_cli.algorithms.estimator import Estimator
 from ippo_cli.config.applicability import check_read_keys
 from ippo_cli.config.errors import ConfigError, combine_errors
-from ippo_cli.config.needs import Need, Taker, find_lost_needs
+from ippo_cli.config.needs import Need, Taker, check_need_names, find_lost_needs
 from ippo_cli.config.schema import AlgorithmConfig, Config
 
 
@@ -41,6 +41,7 @@ class AdvantageMethod(Estimator):
 def check_advantage_method(config: Config, estimator: AdvantageMethod) -> None:
     """Check a configuration against what an estimator needs, takes away and reads. Raises `ConfigError`."""
     setting = f"algorithm.advantage={config.algorithm.advantage}"
+    check_need_names(setting, [*estimator.needs, *estimator.takes])
     takers = [
         Taker((need,), setting, effect, "another algorithm.advantage") for need, effect in estimator.takes.items()
     ]

@@ -95,10 +95,22 @@ class UserEstimator(Estimator):
 
 def build_user_estimator(config: AlgorithmConfig) -> UserEstimator | AdvantageMethod:
     """The estimator of a user or a package that `algorithm.advantage` names. Raises `ConfigError`."""
+    return find_advantage_method(config) or UserEstimator(config)
+
+
+def find_advantage_method(config: AlgorithmConfig) -> AdvantageMethod | None:
+    """The estimator that `algorithm.advantage` names if it is an `AdvantageMethod`. Raises `ConfigError`."""
     found: Any = load_function(config.advantage, KEY)
     if not (inspect.isclass(found) and issubclass(found, AdvantageMethod)):
-        return UserEstimator(config)
-    return found(config, build_keys(found, f"{KEY}={config.advantage}", f"{KEY}_args", config.advantage_args))
+        return None
+    keys = build_keys(found, f"{KEY}={config.advantage}", f"{KEY}_args", config.advantage_args)
+    try:
+        return found(config, keys)
+    except ConfigError:
+        raise
+    except Exception as error:
+        rule = f"cannot be built ({format_user_error(error)})"
+        raise ConfigError(f"{KEY}={config.advantage}", rule, "fix the class") from error
 
 
 def check_estimator(config: Config, estimator: UserEstimator | AdvantageMethod) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -125,12 +125,17 @@ def _list_claims(config: Config) -> Iterator[Claim]:
 
 def check_own_needs(config: Config, setting: str, names: Sequence[str]) -> None:
     """Raise `ConfigError` if the needs of a user's method are unknown, or taken away."""
+    check_need_names(setting, names)
+    for error in find_lost_needs(config, setting, [Need(name) for name in names], ()):
+        raise error
+
+
+def check_need_names(setting: str, names: Iterable[str]) -> None:
+    """Raise `ConfigError` for a name that is no need."""
     known = [need.value for need in Need]
     for name in names:
         if name not in known:
             raise ConfigError(setting, f"has the unknown need {name!r:.40}", f"use some of {' '.join(known)}")
-    for error in find_lost_needs(config, setting, [Need(name) for name in names], ()):
-        raise error
 
 
 def _compare(claim: Claim, takers: Sequence[Taker]) -> Iterator[ConfigError]:

@@ -27,7 +27,7 @@ class Keys:
     states: ValueStates = ValueStates.lines
     # first token of each turn | and of each line (reasoning step) | and every n tokens
     every: PositiveInt | None = None  # states=tokens: number of tokens between states of a turn
-    max_states: PositiveInt | None = 20  # states per episode of an agent, the first ones; null = all
+    max_states: PositiveInt | None = None  # states per episode of an agent, the first ones; null = all
 
     def count_states(self, turns: int | None, turn_tokens: int) -> int | None:
         """The most states of an agent in an episode of `turns` turns, each of at most `turn_tokens` tokens; None if

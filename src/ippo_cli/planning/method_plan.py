@@ -7,8 +7,7 @@ from importlib import import_module
 
 from transformers import PreTrainedTokenizerBase
 
-from ippo_cli.algorithms.advantage_method import AdvantageMethod
-from ippo_cli.algorithms.user_advantages import build_user_estimator
+from ippo_cli.algorithms.user_advantages import find_advantage_method
 from ippo_cli.config.method_plans import METHOD_PLANS
 from ippo_cli.config.schema import Advantage, Config
 from ippo_cli.planning.agent_shapes import AgentShapes
@@ -56,8 +55,8 @@ def method_plans(config: Config) -> list[MethodPlan]:
     places = (place.partition(":") for place in METHOD_PLANS)
     plans = [getattr(import_module(module), name)(config) for module, _, name in places]
     if config.algorithm.estimator is Advantage.function:
-        estimator = build_user_estimator(config.algorithm)
-        own = estimator.build_plan(config) if isinstance(estimator, AdvantageMethod) else None
+        estimator = find_advantage_method(config.algorithm)
+        own = None if estimator is None else estimator.build_plan(config)
         plans += [] if own is None else [own]
     return plans
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ippo_cli.config.batch_sizes import compute_batch_sizes
-from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Advantage, Config, has_own_loss
 from ippo_cli.reporting.trackers.build import check_tracker_usable
 from ippo_cli.tasks.task import load_task
 
@@ -17,6 +17,10 @@ def check_trainable(config: Config, ranks: int) -> None:
     if ranks > 1:
         check_tracker_usable(config.tracker, loads_code=False)
         compute_batch_sizes(config, ranks, len(load_task(config.task, config.seed).train))
+        if config.algorithm.estimator is Advantage.function or has_own_loss(config.algorithm.objective):
+            from ippo_cli.planning.prepare import check_user_methods
+
+            check_user_methods(config)
         return
     # These import transformers, which the launcher does not need.
     from ippo_cli.planning.prepare import Purpose, check_user_methods, load_task_and_reward

@@ -158,10 +158,17 @@ def file_sha256(path: Path) -> str:
 def read_method_states(checkpoint: Path) -> dict[str, Any]:
     """The states of a checkpoint's methods by name, also of the layout of earlier versions."""
     if (file := checkpoint / METHODS_FILE).is_file():
-        return json.loads(file.read_text())
+        return _restore_empty_states(json.loads(file.read_text()))
     stored = json.loads((checkpoint / "state.json").read_text())
     states = {name: stored[key] for key, name in EARLIER_KEYS.items() if key in stored}
     files = {name: checkpoint / key for key, name in EARLIER_FILES.items()}
     states |= {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
     is_empty = {name: all(value in ([], {}) for value in state.values()) for name, state in states.items()}
     return {name: state for name, state in states.items() if not is_empty[name]}
+
+
+def _restore_empty_states(stored: Any) -> Any:
+    """Empty mappings in place of the mark for them that an earlier version wrote."""
+    if not isinstance(stored, dict):
+        return stored
+    return {} if stored == {"__empty__": True} else {key: _restore_empty_states(value) for key, value in stored.items()}

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from ippo_cli.config.constraints import constraint_from_hint
 from ippo_cli.config.errors import ConfigError, combine_errors
@@ -33,14 +33,14 @@ def build_keys(found: type[Any], setting: str, args_key: str, args: Mapping[str,
     if (keys_of := getattr(found, "Keys", None)) is None:
         return None
     try:
-        hints = get_type_hints(keys_of, include_extras=True)
+        hints = _read_hints(keys_of)
         if mistakes := [
             ConfigError(f"{args_key}.{name}={'null' if value is None else value}", *mistake)
             for name, value in args.items()
-            if (mistake := _find_mistake(hints[name], value)) is not None
+            if (mistake := _find_mistake(hints.get(name, Any), value)) is not None
         ]:
             raise combine_errors(mistakes)
-        return keys_of(**{name: _convert_value(hints[name], value) for name, value in args.items()})
+        return keys_of(**{name: _convert_value(hints.get(name, Any), value) for name, value in args.items()})
     except ConfigError:
         raise
     except Exception as error:
@@ -64,16 +64,26 @@ def _member_types(hint: Any) -> list[Any]:
     """The types of a union, or the type, without annotations."""
     if get_origin(hint) is Annotated:
         return _member_types(get_args(hint)[0])
-    members = get_args(hint) if get_origin(hint) not in (None, list, dict, tuple, set) else ()
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
     return [kind for member in members for kind in _member_types(member)] or [hint]
+
+
+def _is_known(kind: Any) -> bool:
+    return kind is NoneType or kind in ACCEPTED or _is_enum(kind)
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
 
 
 def _find_mistake(hint: Any, value: Any) -> tuple[str, str] | None:
     """Rule and remedy of a value that does not fit; None also for types other than numbers, texts and enumerations."""
     kinds = _member_types(hint)
+    if not all(map(_is_known, kinds)):
+        return None
     if value is None:
-        return None if NoneType in kinds or Any in kinds else ("must not be null", "set a value, or remove the key")
-    enums = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)]
+        return None if NoneType in kinds else ("must not be null", "set a value, or remove the key")
+    enums = [kind for kind in kinds if _is_enum(kind)]
     if enums and len(enums) == len([kind for kind in kinds if kind is not NoneType]):
         choices = [member.value for kind in enums for member in kind]
         return None if value in choices else ("is not known", f"use one of {' '.join(map(str, choices))}")
@@ -89,6 +99,14 @@ def _find_mistake(hint: Any, value: Any) -> tuple[str, str] | None:
 def _convert_value(hint: Any, value: Any) -> Any:
     """The value, or the member of an enumeration that it names."""
     for kind in _member_types(hint):
-        if isinstance(kind, type) and issubclass(kind, Enum) and value is not None:
+        if _is_enum(kind) and value in [member.value for member in kind]:
             return kind(value)
     return value
+
+
+def _read_hints(keys_of: Any) -> dict[str, Any]:
+    """The types of the keys; empty where they cannot be read, such as names that are imported for type checkers."""
+    try:
+        return get_type_hints(keys_of, include_extras=True)
+    except (NameError, TypeError):
+        return {}
