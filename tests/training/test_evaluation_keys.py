@@ -44,6 +44,8 @@ OF_OPENENV = ("url", "token_env", "max_sessions", "reset_args", "action_", "obse
 WITH_ENGINES = (  # read where an engine, a server or tools answer, which other tests have
     "rollout.vllm.",
     "rollout.engine",
+    "rollout.on_policy",
+    "rollout.verify_rounds",
     "rollout.server.",
     *(f"{where}actor.{key}" for where in ("", "task.agents.*.") for key in OF_SERVERS),
     *(f"task.{key}" for key in OF_OPENENV),

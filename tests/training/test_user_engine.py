@@ -229,7 +229,7 @@ def test_exact_samples_of_any_engine_train_as_those_of_the_model(code: Path, tmp
     assert_metrics_close(own, [{key: row[key] for key in one} for one, row in zip(own, exact, strict=True)])
 
 
-@pytest.mark.core
+@pytest.mark.slow
 def test_two_ranks_verify_drafts_as_one_rank(code: Path, tmp_path: Path) -> None:
     keys = [*EXACT, *normalize_arguments([f"rollout={code}:Model"])]
     one = rows(train(tmp_path / "one", *keys))
