@@ -165,7 +165,9 @@ def test_tokens_after_a_stop_token_are_dropped(monkeypatch: pytest.MonkeyPatch) 
 def test_evaluations_are_not_counted() -> None:
     generator, _ = make_generator(Players("low"), temperature_factor=1.8)
     generator.generate(("low",), requests(12), replace(DRAWS, purpose="evaluation"))
-    assert generator.take_metrics() == {"time/weights": pytest.approx(0, abs=10), "rollout/verify_rounds": 0.0}
+    metrics = generator.take_metrics()
+    assert metrics.keys() == {"time/weights", "rollout/verify_rounds"}
+    assert metrics["rollout/verify_rounds"] == 0
 
 
 def test_episodes_of_several_turns_are_those_of_the_models() -> None:

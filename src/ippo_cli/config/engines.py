@@ -38,7 +38,7 @@ def check_user_engine(config: Config) -> Iterator[ConfigError]:
 
 
 def check_exact_samples(config: Config) -> Iterator[ConfigError]:
-    """Keys of `rollout.on_policy=exact`, and those that it replaces."""
+    """Keys of `rollout.on_policy=exact`, and keys without an effect beside it."""
     rollout = config.rollout
     if not isinstance(rollout, EngineSamplesConfig):
         return

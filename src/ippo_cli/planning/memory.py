@@ -76,7 +76,7 @@ def estimate_memory(
         devices = place.placement.rollout_devices or None
         sampler = estimate_sampler_memory(config, sampling, ranks, own_rows, device, devices)
         estimate = replace(estimate, sampler=sampler)
-        if not config.rollout.verifies_drafts:  # else the models read whole rows, and decode what is left of them
+        if not config.rollout.verifies_drafts:  # else the models read whole rows, and decode their remaining tokens
             return estimate
         keeps_prefixes = False
     decoding = [_decode_gathered_bytes(config, model.memory) for model in trained if model.is_actor]

@@ -34,8 +34,8 @@ METRICS: dict[str, str] = {
     "<agent>/rollout/response_length": "mean action tokens per episode, of all turns, stop tokens included",
     "<agent>/rollout/truncated_fraction": "fraction of rows with a truncated last response or episode, of rows in "
     "which the agent acted",
-    "<agent>/rollout/changed_drafts": "rollout.on_policy=exact: fraction of requests in which a draft had a token that "
-    "the trained model did not draw",
+    "<agent>/rollout/changed_drafts": "rollout.on_policy=exact: fraction of requests with a token that is not "
+    "that of a draft",
     "<agent>/rollout/redrawn_tokens": "rollout.on_policy=exact: fraction of tokens that are not those of a draft",
     "rollout/verify_rounds": "rollout.on_policy=exact: rounds of drafts and their verification in this iteration",
     "<agent>/rollout/turns": "several turns: mean own turns per episode",

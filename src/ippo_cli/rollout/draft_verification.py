@@ -42,6 +42,11 @@ class Draft:
         return len(self.prompt) + len(self.response)
 
     @property
+    def num_read(self) -> int:
+        """The length of `sequence`."""
+        return self.before + len(self.tokens) - 1
+
+    @property
     def sequence(self) -> list[int]:
         """The tokens that the model reads: without the last one, which no token of the draft follows."""
         return [*self.prompt, *self.response, *self.tokens[:-1]]
@@ -91,12 +96,12 @@ def _split_drafts(drafts: Sequence[Draft]) -> Iterator[list[int]]:
     """The numbers of the drafts of each forward, longest first."""
     batch: list[int] = []
     total = 0
-    for number in sorted(range(len(drafts)), key=lambda number: -len(drafts[number].sequence)):
-        length = len(drafts[(batch or [number])[0]].sequence)  # the longest: rows may be padded to it
+    for number in sorted(range(len(drafts)), key=lambda number: -drafts[number].num_read):
+        length = drafts[(batch or [number])[0]].num_read  # the longest: rows may be padded to it
         if batch and total + length > MAX_TOKENS:
             yield batch
             batch, total = [], 0
-            length = len(drafts[number].sequence)
+            length = drafts[number].num_read
         batch.append(number)
         total += length
     if batch:

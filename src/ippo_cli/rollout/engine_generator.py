@@ -30,7 +30,7 @@ from ippo_cli.rollout.generator import (
 )
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.sampling import Sampling
-from ippo_cli.rollout.stop_strings import contains_stop_string, length_to_stop_string
+from ippo_cli.rollout.stop_strings import contains_stop_string, decode_tokens, length_to_stop_string
 from ippo_cli.rollout.tensor_hash import TensorHash, tensor_hash
 from ippo_cli.types import Completion
 
@@ -326,16 +326,11 @@ class EngineGenerator:
             raise NonFiniteError(f"{request.agent}: the engine's log-probabilities are not finite numbers")
         stops = self._stop_ids[request.agent]
         finished = bool(ids) and (ids[-1] in stops or contains_stop_string(ids, stop_strings, tokenizer))
-        text = str(
-            tokenizer.decode(
-                ids, skip_special_tokens=True, clean_up_tokenization_spaces=False, spaces_between_special_tokens=False
-            )
-        )
         return Completion(
             ids=torch.tensor(ids, dtype=torch.long),
             logprobs=logprobs,
             behavior_logprobs=logprobs,
-            text=text,
+            text=decode_tokens(ids, tokenizer, with_special=False),
             finished=finished,
             versions=torch.tensor([*output.versions[:1] * len(response), *output.versions][:length], dtype=torch.long),
         )

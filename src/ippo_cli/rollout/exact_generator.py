@@ -15,7 +15,7 @@ from ippo_cli.rollout.draft_verification import Draft, VerifiedTokens, verify_dr
 from ippo_cli.rollout.generator import Generator, HfGenerator, OnFinished, Poll, Request, SamplingStream, make_sampling
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.sampling import Sampling
-from ippo_cli.rollout.stop_strings import contains_stop_string, length_to_stop_string
+from ippo_cli.rollout.stop_strings import contains_stop_string, decode_tokens, length_to_stop_string
 from ippo_cli.types import Completion
 
 
@@ -54,7 +54,7 @@ class ExactGenerator:
 
     The samples are those of `HfGenerator` with the same noise, except for rounding between a whole forward and
     decoding, whichever model, precision or rule the drafts come from. Drafts with the same noise differ at few
-    tokens. After `rollout.verify_rounds` rounds of drafts, the agents' models decode what is left.
+    tokens. After `rollout.verify_rounds` rounds of drafts, the agents' models decode the remaining tokens.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class ExactGenerator:
         draws: SamplingStream,
         report: Callable[[Iterable[int]], None],
     ) -> None:
-        """Decode what no draft has completed with the agents' own models. Collective."""
+        """Decode the remaining tokens of all rows with the agents' own models. Collective."""
         left = [place for place, row in enumerate(rows) if not row.has_ended]
         if not distributed.any_rank(bool(left)):
             return
@@ -221,14 +221,11 @@ class ExactGenerator:
             extend(range(len(places)), completed)
 
     def _complete(self, row: _Row) -> Completion:
-        text = self._policies[row.request.agent].tokenizer.decode(
-            row.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False, spaces_between_special_tokens=False
-        )
         return Completion(
             ids=torch.tensor(row.ids, dtype=torch.long),
             logprobs=row.logprobs,
             behavior_logprobs=row.behavior_logprobs,
-            text=str(text),
+            text=decode_tokens(row.ids, self._policies[row.request.agent].tokenizer, with_special=False),
             finished=row.is_finished,
         )
 

@@ -115,7 +115,7 @@ class EngineSamplesConfig(RolloutConfig):
     on_policy: EvalCompute[OnPolicy]
     # approximate (the engine's tokens) | exact (they are drafts: each token is the trained model's own sample)
     verify_rounds: EvalCompute[PositiveInt | None]
-    # on_policy=exact: drafts of a response, each from the first wrong token; the trained model decodes what is left
+    # on_policy=exact: drafts of a response, each from the first wrong token; the trained model decodes the rest
     max_sampler_gap: Changeable[Annotated[float, Range(0.0, open_low=True)] | None]
     # largest mean |log p_train - log p_sampler| of an agent's tokens; above it the run ends; null = off
 
