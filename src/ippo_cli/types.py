@@ -88,15 +88,28 @@ def _stack_column(name: str, parts: Sequence[Tensor]) -> Tensor:
 
 
 def move_carrier(carrier: C, device: torch.device | str) -> C:
-    """Return a carrier with its tensors on a device; fields that share a tensor still do."""
-    moved: dict[int, Tensor] = {}
+    """Return a carrier with its tensors on a device, also those of carriers in it; fields that share a tensor still do.
+
+    The host does not wait for copies to a GPU.
+    """
+    device, moved = torch.device(device), dict[int, Tensor]()
 
     def move(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return moved.setdefault(id(value), value.to(device))
+            if id(value) not in moved:
+                moved[id(value)] = _move_tensor(value, device)
+            return moved[id(value)]
+        if isinstance(value, tuple):
+            return tuple(map(move, value))
         return move_carrier(value, device) if is_dataclass(value) else value
 
     return replace(carrier, **{entry.name: move(getattr(carrier, entry.name)) for entry in fields(carrier)})
+
+
+def _move_tensor(value: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda" and value.device.type == "cpu":
+        return value.pin_memory().to(device, non_blocking=True)
+    return value.to(device)
 
 
 def trim_columns(carrier: C, width: int, keep: int) -> C:

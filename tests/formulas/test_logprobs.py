@@ -107,14 +107,28 @@ def test_half_precision_logits_cast_to_float32() -> None:
 
 
 def test_impossible_token() -> None:
-    logits = torch.tensor([[math.log(3.0), 0.0, -math.inf]], requires_grad=True)
-    logprobs, entropy = selected_logprobs(logits, nn.Identity(), torch.tensor([0]), temperature=1.0, chunk_tokens=1)
-    close(entropy, [-0.75 * math.log(0.75) - 0.25 * math.log(0.25)])
+    logits = torch.tensor([[math.log(3.0), 0.0, -math.inf]] * 2, requires_grad=True)
+    logprobs, entropy = selected_logprobs(logits, nn.Identity(), torch.tensor([0, 0]), temperature=1.0, chunk_tokens=1)
+    close(entropy, [-0.75 * math.log(0.75) - 0.25 * math.log(0.25)] * 2)
     (10 * entropy + logprobs).sum().backward()
-    slope = -10 * 0.75 * (math.log(0.75) + entropy.item())
-    close(logits.grad, [[slope + 0.25, -slope - 0.25, 0.0]])
-    excluded, _ = selected_logprobs(logits, nn.Identity(), torch.tensor([2]), temperature=1.0, chunk_tokens=1)
-    assert excluded.tolist() == [-math.inf]
+    slope = -10 * 0.75 * (math.log(0.75) + entropy[0].item())
+    close(logits.grad, [[slope + 0.25, -slope - 0.25, 0.0]] * 2)
+    excluded, _ = selected_logprobs(logits, nn.Identity(), torch.tensor([2, 2]), temperature=1.0, chunk_tokens=1)
+    assert excluded.tolist() == [-math.inf] * 2
+
+
+def test_large_logits() -> None:
+    logits = torch.full((2, V), -80.0)
+    logits[:, 0] = 80.0
+    logits.requires_grad_()
+    ids = torch.tensor([0, 5])
+    logprobs, entropy = selected_logprobs(logits, nn.Identity(), ids, temperature=1.0, chunk_tokens=1)
+    close(logprobs, [0.0, -160.0])
+    close(entropy, [0.0, 0.0])
+    (logprobs + entropy).sum().backward()
+    expected = torch.zeros(2, V)
+    expected[1, [0, 5]] = torch.tensor([-1.0, 1.0])
+    close(logits.grad, expected)
 
 
 def test_nan_logits_propagate() -> None:
@@ -149,7 +163,7 @@ def test_head_called_per_chunk() -> None:
     assert calls == [4, 4, 4, 3]
     calls.clear()
     selected_logprobs(hidden, head, ids, temperature=1.0, chunk_tokens=4)[0].sum().backward()
-    assert sorted(calls) == [3, 3, 4, 4, 4, 4, 4, 4]
+    assert sorted(calls) == [3, 4, 4, 4, 4, 4, 4]  # the last chunk's logits are kept
 
 
 class WidestLogits(TorchDispatchMode):
@@ -179,12 +193,12 @@ def test_logits_limited_to_chunk(with_entropy: bool) -> None:
     assert seen.rows == 4
 
 
-def test_backward_saves_no_logits() -> None:
+def test_backward_saves_logits_of_last_chunk() -> None:
     hidden, head, ids = example()
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         logprobs, entropy = selected_logprobs(hidden, head, ids, temperature=0.9, chunk_tokens=4)
-    assert all(x.shape[-1] != V for x in kept if x.dim())
+    assert [len(x) for x in kept if x.dim() and x.shape[-1] == V and len(x) != H] == [3]
     (logprobs.sum() + entropy.sum()).backward()
     assert hidden.grad.any()
 

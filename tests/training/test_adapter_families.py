@@ -19,9 +19,13 @@ def reward(examples, responses):
 """
 
 
-@pytest.mark.core
+STANDARD = ("llama", "gemma3", "gpt2", "qwen2_moe", "mamba")  # in the standard tier
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.core) if name in STANDARD else name for name in FAMILIES]
+)
 def test_adapter_trains_for_one_iteration(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reward.py").write_text(DIFFERENT_SCORES)
     tokenizer = character_tokenizer(list("abcdefghijklmnopqrstuvwxyz= "))

@@ -71,27 +71,27 @@ def test_earlier_run_is_evaluated(run: Path) -> None:
 
 
 JOBS = ("ppo", "happo_pool", "lora", "refill", "rae", "at_grpo", "vine", "two_ranks")
-VERIFIED = ("ppo", "happo_pool")  # in the standard tier: execution does not depend on what wrote the run
+READ = ("ppo", "happo_pool")  # in the standard tier: what reads a run does not depend on what wrote it
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("job", "verify"),
+    ("job", "reads"),
     [
-        *(pytest.param(job, job in VERIFIED, marks=pytest.mark.core) for job in JOBS),
-        *((job, True) for job in JOBS if job not in VERIFIED),
+        *(pytest.param(job, job in READ, marks=pytest.mark.core) for job in JOBS),
+        *((job, True) for job in JOBS if job not in READ),
     ],
 )
-def test_recorded_run_resumes_verifies_reports_and_is_evaluated(tmp_path: Path, job: str, verify: bool) -> None:
+def test_recorded_run_resumes_verifies_reports_and_is_evaluated(tmp_path: Path, job: str, reads: bool) -> None:
     with tarfile.open(ARCHIVE.parent / f"{job}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     run = tmp_path / "run"
     command("train", f"resume={run}", "max_iterations_this_run=null", folder=tmp_path)
     assert_rows_equal_on_another_processor(rows(run / "metrics.jsonl"), rows(tmp_path / "uninterrupted.jsonl"))
-    if verify:  # all files, and the iteration of this processor: the first one was recorded on another, which rounds
+    if reads:  # all files, and the iteration of this processor: the first one was recorded on another, which rounds
         command("verify", str(run), "iterations=2", folder=tmp_path)
-    command("report", str(run), folder=tmp_path)
-    assert "sampled/score" in command("evaluate", f"run={run}", "evaluation.size=2", folder=tmp_path)
+        command("report", str(run), folder=tmp_path)
+        assert "sampled/score" in command("evaluate", f"run={run}", "evaluation.size=2", folder=tmp_path)
 
 
 def assert_rows_equal_on_another_processor(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:

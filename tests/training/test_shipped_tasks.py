@@ -86,9 +86,13 @@ def ran(root: Path, model: Path, task: str, *overrides: str) -> dict[str, Any]:
     return rows(run)[-1]
 
 
-@pytest.mark.core
+STANDARD = ("math", "code_pair", "jsonl", "writing", "debate")  # in the standard tier
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("task", CASES)
+@pytest.mark.parametrize(
+    "task", [pytest.param(name, marks=pytest.mark.core) if name in STANDARD else name for name in CASES]
+)
 def test_every_task_trains_and_evaluates(task: str, model: Path, tmp_path: Path) -> None:
     if task == "math":
         pytest.importorskip("math_verify")

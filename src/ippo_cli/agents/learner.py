@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,14 @@ from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.layout import Sequences, build_sequences, row_token_counts, token_budget_batches
-from ippo_cli.types import Minibatch, Rollout, StepContext, Targets
+from ippo_cli.types import Minibatch, Rollout, StepContext, Targets, move_carrier
+
+
+class MicroBatch(NamedTuple):
+    """The rows of one forward and backward pass, and the model's input."""
+
+    rows: Minibatch
+    sequences: Sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +134,12 @@ class Learner:
 
     def iterate_sequences(self, rollout: Rollout, *, final: bool) -> Iterator[tuple[Tensor, Sequences]]:
         """Iterate over all rows in forward batches, equally many on every rank: a rank with fewer repeats its first."""
-        batches = self.split_batches(rollout, self.forward_batch_tokens)
-        for number in range(_max_over_ranks(len(batches), rollout)):
+        device, host = rollout.response_ids.device, move_carrier(rollout, "cpu")
+        batches = self.split_batches(host, self.forward_batch_tokens)
+        for number in range(_max_over_ranks(len(batches), device)):
             rows = batches[number] if number < len(batches) else batches[0]
             progress.heartbeat()
-            yield rows, self._build_sequences(rollout, rows, final=final)
+            yield rows.to(device), self._build_sequences(host, rows, device, final=final)
 
     @torch.no_grad()
     def compute_values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
@@ -148,25 +156,28 @@ class Learner:
                 after[rows] = final
         return before, after
 
-    def iterate_micro_batches(self, batch: Minibatch) -> Iterator[Minibatch]:
+    def iterate_micro_batches(self, batch: Minibatch) -> Iterator[MicroBatch]:
         """Iterate over a mini-batch in micro-batches, equally many on every rank: a rank with fewer adds masked rows.
 
-        Collective. A micro-batch is built when it is read, and no reference to it is kept.
+        Collective. A micro-batch is built when it is read, and no reference to it is kept. It is built on the host, so
+        that a GPU is read once for all micro-batches.
         """
-        batches = self.split_batches(batch.rollout, self.micro_batch_tokens)
-        num_micro_batches = _max_over_ranks(len(batches), batch.rollout)
+        device, host = batch.agent.device, move_carrier(batch, "cpu")
+        batches = self.split_batches(host.rollout, self.micro_batch_tokens)
+        num_micro_batches = _max_over_ranks(len(batches), device)
         for rows in batches:
-            yield batch.select_rows(rows)
+            yield self._build_micro_batch(host.select_rows(rows), device)
         for _ in range(num_micro_batches - len(batches)):
-            yield batch.select_rows(batches[0][:1]).mask_all()
+            yield self._build_micro_batch(host.select_rows(batches[0][:1]).mask_all(), device)
 
-    def losses(self, batch: Minibatch, context: StepContext) -> dict[str, Loss]:
+    def _build_micro_batch(self, batch: Minibatch, device: torch.device) -> MicroBatch:
+        rows, final = torch.arange(len(batch.rollout.texts)), self.objective.needs_final_state
+        sequences = self._build_sequences(batch.rollout, rows, device, final=final, split=self.splits_rows)
+        return MicroBatch(move_carrier(batch, device), sequences)
+
+    def losses(self, micro_batch: MicroBatch, context: StepContext) -> dict[str, Loss]:
         """The losses of one micro-batch, by the stage that names their metrics."""
-        rows = torch.arange(len(batch.rollout.texts), device=batch.rollout.response_ids.device)
-        sequences = self._build_sequences(
-            batch.rollout, rows, final=self.objective.needs_final_state, split=self.splits_rows
-        )
-        return self.objective.losses(self.engine, sequences, batch, context)
+        return self.objective.losses(self.engine, micro_batch.sequences, micro_batch.rows, context)
 
     def observe(self, metrics: Mapping[str, float]) -> None:
         """Give the metrics of an iteration, by full name and the same on all ranks, to a user's loss."""
@@ -192,9 +203,12 @@ class Learner:
         """Add the gradients of a micro-batch's losses."""
         self.engine.backward(torch.stack([loss.total for loss in losses.values()]).sum())
 
-    def _build_sequences(self, rollout: Rollout, rows: Tensor, *, final: bool, split: bool = False) -> Sequences:
+    def _build_sequences(
+        self, rollout: Rollout, rows: Tensor, device: torch.device, *, final: bool, split: bool = False
+    ) -> Sequences:
+        share = self.share_prefixes
         return build_sequences(
-            rollout, rows, packed=self.packs, share_prefixes=self.share_prefixes, final=final, split=split
+            rollout, rows, packed=self.packs, share_prefixes=share, final=final, split=split, device=device
         )
 
     def save_pretrained(
@@ -210,9 +224,9 @@ class Learner:
         return [file for part in folders for file in part.rglob("*") if file.is_file()]
 
 
-def _max_over_ranks(count: int, rollout: Rollout) -> int:
-    """The largest count of any rank. Collective, on the device of the rows."""
-    return int(distributed.all_max(torch.tensor(count, device=rollout.response_ids.device)))
+def _max_over_ranks(count: int, device: torch.device) -> int:
+    """The largest count of any rank. Collective, on the device."""
+    return int(distributed.all_max(torch.tensor(count, device=device)))
 
 
 def schedule_factor(config: OptimizerConfig, iteration: int, num_iterations: int) -> float:

@@ -1,12 +1,15 @@
 """Log-probabilities of chosen tokens and entropies, from hidden states, without a tensor of logits `[B, R, V]`.
 
 The language-model head runs over `chunk_tokens` tokens at a time, and again in the backward pass (activation
-checkpointing), so that the largest tensor is `[chunk_tokens, V]`.
+checkpointing), so that the largest tensor is `[chunk_tokens, V]`. The last chunk is first in the backward pass: its
+logits are kept, which needs no more memory than to compute them again.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Literal, overload
 
 import torch
@@ -15,6 +18,21 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from ippo_cli.formulas.shapes import Hidden, Ids, Real
+
+
+class _Recomputation(threading.local):
+    """Whether a backward pass runs a chunk again, in this thread; a context."""
+
+    is_active = False
+
+    def __enter__(self) -> None:
+        self.is_active = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_active = False
+
+
+_recomputation = _Recomputation()
 
 Head = Callable[[Tensor], Tensor]
 """A module (or any callable) from hidden states `[n, H]` to logits `[n, V]`."""
@@ -77,48 +95,64 @@ def check_chunking(temperature: float, chunk_tokens: int) -> None:
 def over_chunks(
     function: Callable[..., tuple[Tensor, ...]], rows: tuple[Tensor, ...], chunk_tokens: int
 ) -> list[Tensor]:
-    """Apply `function` to every `chunk_tokens` rows and join; under gradient, the backward pass recomputes each chunk.
+    """Apply `function` to every `chunk_tokens` rows and join; under gradient, the backward pass recomputes each chunk
+    except the last one.
 
     `rows` share their first dimension N; `function` maps chunks `[n, ...]` to a tuple of `[n]`; the results are `[N]`.
     """
     total = rows[0].shape[0]
     if total == 0:
         rows = tuple(torch.cat([part, part.new_zeros(1, *part.shape[1:])]) for part in rows)
-    done: list[tuple[Tensor, ...]] = []
-    for parts in zip(*(part.split(chunk_tokens) for part in rows), strict=True):
-        if torch.is_grad_enabled():
-            done.append(checkpoint(function, *parts, use_reentrant=False))
-        else:
-            done.append(function(*parts))
+    chunks = list(zip(*(part.split(chunk_tokens) for part in rows), strict=True))
+    recomputed = len(chunks) - 1 if torch.is_grad_enabled() else 0
+    done = [
+        checkpoint(function, *parts, use_reentrant=False, context_fn=lambda: (nullcontext(), _recomputation))
+        for parts in chunks[:recomputed]
+    ]
+    done += [function(*parts) for parts in chunks[recomputed:]]
     return [torch.cat(results)[:total] for results in zip(*done, strict=True)]
 
 
 def tempered_log_softmax(logits: Tensor, temperature: float) -> Tensor:
     """`log softmax(logits / temperature)` `[n, V]`, in float32 or better."""
-    precision = torch.promote_types(logits.dtype, torch.float32)
-    if temperature != 1.0:
-        logits = logits.to(precision, copy=True).div_(temperature)
-    return torch.log_softmax(logits, dim=-1, dtype=precision)
+    return torch.log_softmax(_temper(logits, temperature), dim=-1, dtype=_precision(logits))
+
+
+def tempered_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """`softmax(logits / temperature)` `[n, V]`, in float32 or better."""
+    return torch.softmax(_temper(logits, temperature), dim=-1, dtype=_precision(logits))
+
+
+def _temper(logits: Tensor, temperature: float) -> Tensor:
+    return logits if temperature == 1.0 else logits.to(_precision(logits), copy=True).div_(temperature)
+
+
+def _precision(logits: Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)
 
 
 class _SelectedLogprobs(torch.autograd.Function):
     """Chosen log-probabilities and entropies of logits `[n, V]`, with a backward pass of few temporaries.
 
-    `d logprob / d z_j = [j = id] - p_j` and `d H / d z_j = -p_j (log p_j + H)`, over the tempered logits z.
+    `d logprob / d z_j = [j = id] - p_j` and `d H / d z_j = -p_j (log p_j + H)`, over the tempered logits z. Only the
+    logits are saved, in their own dtype; the backward pass computes probabilities from them.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(logits)
+        if _recomputation.is_active:  # the results of the first pass are used
+            empty = logits.new_empty(ids.shape, dtype=_precision(logits))
+            return (empty, empty.clone()) if with_entropy else (empty,)
         every = tempered_log_softmax(logits, temperature)
         chosen = every.gather(-1, ids[:, None]).squeeze(-1)
-        ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        ctx.ids, ctx.temperature, ctx.entropy = ids, temperature, None
         if not with_entropy:
-            ctx.save_for_backward(every, ids)
             return (chosen,)
         every.clamp_(min=LOG_ZERO)
-        entropy = every.exp().mul_(every).sum(-1).neg_()
-        ctx.save_for_backward(every, ids, entropy)
+        entropy = torch.linalg.vecdot(every.exp(), every).neg_()
+        ctx.entropy = entropy.detach()
         return chosen, entropy
 
     @staticmethod
@@ -126,15 +160,21 @@ class _SelectedLogprobs(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_chosen: Tensor | None, grad_entropy: Tensor | None = None
     ) -> tuple[Any, ...]:
-        every, ids, *rest = ctx.saved_tensors
-        grad = every.exp()
-        if grad_entropy is not None:
-            slope = (every + rest[0][:, None]).mul_(grad_entropy[:, None])
-            grad.mul_(slope if grad_chosen is None else slope.add_(grad_chosen[:, None])).neg_()
-        elif grad_chosen is not None:
-            grad.mul_(-grad_chosen[:, None])
-        else:
+        (logits,) = ctx.saved_tensors
+        if grad_chosen is None and grad_entropy is None:
             return None, None, None, None
+        if grad_entropy is None:
+            assert grad_chosen is not None
+            scaled = grad_chosen / ctx.temperature
+            grad = tempered_softmax(logits, ctx.temperature).mul_(-scaled[:, None])
+        else:
+            every = tempered_log_softmax(logits, ctx.temperature).clamp_(min=LOG_ZERO)
+            slope = every + ctx.entropy[:, None]
+            slope.mul_(grad_entropy[:, None] / -ctx.temperature)
+            if grad_chosen is not None:
+                scaled = grad_chosen / ctx.temperature
+                slope.sub_(scaled[:, None])
+            grad = every.exp_().mul_(slope)
         if grad_chosen is not None:
-            grad.scatter_add_(-1, ids[:, None], grad_chosen[:, None])
-        return grad.div_(ctx.temperature).to(ctx.dtype), None, None, None
+            grad.scatter_add_(-1, ctx.ids[:, None], scaled[:, None])
+        return grad.to(logits.dtype), None, None, None

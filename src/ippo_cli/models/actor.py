@@ -114,8 +114,7 @@ class Policy(nn.Module):
         options = {"output_router_logits": True} if with_router_loss else {}
         output = run_backbone(backbone_of(self.lm), sequences.input_ids, sequences.packing, **options)
         hidden = output.last_hidden_state.flatten(0, 1)
-        own = sequences.local_mask
-        chosen, ids = _select_action_states(hidden, sequences, own), sequences.response_ids[own]
+        chosen, ids = hidden.index_select(0, sequences.action_states), sequences.action_ids
         count = len(ids)
         if self.in_step:
             missing = int(distributed.all_max(torch.tensor(count, device=ids.device))) - count
@@ -129,10 +128,9 @@ class Policy(nn.Module):
             chunk_tokens=chunk_tokens,
             with_entropy=with_entropy,
         )
-        zeros = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
 
         def join(values: Tensor) -> Tensor:
-            return sequences.join_shards(zeros.masked_scatter(own, values[:count]))
+            return sequences.scatter_actions(values[:count].float())
 
         divergence = None
         if reference is not None:
@@ -142,7 +140,7 @@ class Policy(nn.Module):
             divergence = join(divergence)
         routers = None
         if with_router_loss:
-            logits = [_select_action_states(layer.flatten(0, -2), sequences, own) for layer in output.router_logits]
+            logits = [layer.flatten(0, -2).index_select(0, sequences.action_states) for layer in output.router_logits]
             routers = router_loss(logits, top_k=self.lm.config.get_text_config().num_experts_per_tok)
         values = final_values = None
         if self.value_head is not None:
@@ -233,15 +231,9 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def action_states(self, sequences: Sequences) -> Tensor:
-        """Hidden states `[n, H]` before each of the n action tokens of `local_mask`, in its order."""
+        """Hidden states `[n, H]` before each of the n action tokens of which this rank computes them."""
         hidden = last_hidden_states(backbone_of(self.lm), sequences.input_ids, sequences.packing)
-        return _select_action_states(hidden, sequences, sequences.local_mask)
-
-
-def _select_action_states(hidden: Tensor, sequences: Sequences, mask: Tensor) -> Tensor:
-    """Hidden states before the action tokens of `mask [b, R]`, from those of the tokens that this rank reads."""
-    first = 0 if sequences.shard is None else sequences.shard.start
-    return hidden.index_select(0, sequences.state[:, :-1][mask] - first)
+        return hidden.index_select(0, sequences.action_states)
 
 
 def tokenizer_source(actor: PolicyConfig, model: str, revision: str | None) -> tuple[str, str | None]:

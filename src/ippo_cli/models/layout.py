@@ -12,7 +12,7 @@ from torch import Tensor
 from ippo_cli.models.packing import Packing, Suffixes, pack
 from ippo_cli.models.prefixes import MIN_SAVED_FRACTION, group_by_shared_prefix
 from ippo_cli.models.sequence_parallel import TokenShard, sum_shards
-from ippo_cli.types import Rollout
+from ippo_cli.types import Rollout, move_carrier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,9 @@ class Sequences:
     response_mask: Tensor  # [b, R] bool
     lengths: Tensor  # [b] int64: response columns in use
     packing: Packing | None
+    # The action tokens of which this rank computes the preceding state:
+    action_places: Tensor  # [n] int64, into response_ids.flatten()
+    action_states: Tensor  # [n] int64: that state's index among the tokens that this rank reads
 
     @property
     def shard(self) -> TokenShard | None:
@@ -37,10 +40,16 @@ class Sequences:
         return None if self.packing is None else self.packing.shard
 
     @property
-    def local_mask(self) -> Tensor:
-        """The action tokens of which this rank computes the preceding state, `[b, R]` bool."""
-        mask = self.response_mask
-        return mask if self.shard is None else mask & self.shard.holds(self.state[:, :-1])
+    def action_ids(self) -> Tensor:
+        """The action tokens of which this rank computes the preceding state, `[n]`."""
+        return self.response_ids.flatten().index_select(0, self.action_places)
+
+    def scatter_actions(self, values: Tensor) -> Tensor:
+        """Values `[n]` of these action tokens at their places `[b, R]`, and those that other ranks of the group
+        compute; 0 elsewhere. Collective over the group.
+        """
+        zeros = torch.zeros(self.response_ids.numel(), dtype=values.dtype, device=values.device)
+        return self.join_shards(zeros.index_copy(0, self.action_places, values).view(self.response_ids.shape))
 
     def join_shards(self, values: Tensor) -> Tensor:
         """Values that are 0 where another rank of the group computes them, completed. Collective over the group."""
@@ -67,8 +76,12 @@ def build_sequences(
     share_prefixes: bool = False,
     final: bool = True,
     split: bool = False,
+    device: torch.device | None = None,
 ) -> Sequences:
     """Build the model input of the given rows; `R` is trimmed to the columns they use.
+
+    It is on the `device`, by default that of the rollout. From a rollout on the host it is built without waiting for a
+    GPU.
 
     `share_prefixes`: whether shared prefixes of packed sequences are computed once. `final` requests the state after
     all `length` columns. Without it the last action token and later columns are not read, since only later states need
@@ -88,20 +101,36 @@ def build_sequences(
     real = torch.cat([parts.prompt_mask, inside & (columns[:-1] < end[:, None])], dim=1)
     ids = torch.cat([parts.prompt_ids, response_ids[parts.row]], dim=1)
     counts = real.sum(dim=1)
+    device = ids.device if device is None else device
     if packed:
-        input_ids, places, packing = _pack_sequences(ids, real, share_prefixes)
+        input_ids, places, packing = _pack_sequences(ids, real, share_prefixes, device)
         packing = packing.split_over_group() if split else packing
     else:
         input_ids, places, packing = _pad_sequences(ids, real, counts)
     offset = parts.prompt_mask.sum(dim=1) - 1 - parts.begin  # index of the state before column 0 within the part
-    return Sequences(
+    state = places[parts.part_index, torch.minimum(offset[parts.part_index] + columns, counts[parts.part_index] - 1)]
+    action_places, action_states = _find_actions(response_mask, state[:, :-1], packing)
+    sequences = Sequences(
         input_ids=input_ids,
-        state=places[parts.part_index, torch.minimum(offset[parts.part_index] + columns, counts[parts.part_index] - 1)],
+        state=state,
         response_ids=response_ids,
         response_mask=response_mask,
         lengths=lengths,
         packing=packing,
+        action_places=action_places,
+        action_states=action_states,
     )
+    return move_carrier(sequences, device)
+
+
+def _find_actions(mask: Tensor, state: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor]:
+    """The places of action tokens `[n]` in the flattened `mask` `[b, R]`, and the states before them among the tokens
+    that this rank reads; only those of its own shard.
+    """
+    shard = None if packing is None else packing.shard
+    own = mask if shard is None else mask & shard.holds(state)
+    places = own.flatten().nonzero().squeeze(1)
+    return places, state.flatten()[places] - (0 if shard is None else shard.start)
 
 
 def _split_sequences(rollout: Rollout, rows: Tensor, lengths: list[int], width: int, *, final: bool) -> _SequenceParts:
@@ -159,14 +188,17 @@ def row_token_counts(rollout: Rollout, *, packed: bool) -> Tensor:
     return tokens.new_tensor([sum(own) if packed else len(own) * longest for own in sizes])
 
 
-def _pack_sequences(ids: Tensor, real: Tensor, share_prefixes: bool) -> tuple[Tensor, Tensor, Packing]:
-    """Tokens `[1, N]`, longest first, the index of every token of each sequence `[s, L]`, and the packing.
+def _pack_sequences(
+    ids: Tensor, real: Tensor, share_prefixes: bool, target: torch.device
+) -> tuple[Tensor, Tensor, Packing]:
+    """Tokens `[1, N]`, longest first, the index of every token of each sequence `[s, L]`, and the packing for a model
+    on the `target`.
 
     Shared prefixes are sorted among the sequences without a shared prefix; their suffixes follow after all of these.
     """
     sequences = [row[own] for row, own in zip(ids.cpu().numpy(), real.cpu().numpy(), strict=True)]
     counts = [len(sequence) for sequence in sequences]
-    least_share = MIN_SAVED_FRACTION.get(ids.device.type, MIN_SAVED_FRACTION["cuda"])
+    least_share = MIN_SAVED_FRACTION.get(target.type, MIN_SAVED_FRACTION["cuda"])
     shared = group_by_shared_prefix(sequences, least_share) if share_prefixes else ()
     alone = set(range(len(counts))).difference(*(family.members for family in shared))
     whole = [((number,), counts[number]) for number in sorted(alone)]
@@ -193,7 +225,7 @@ def _pack_sequences(ids: Tensor, real: Tensor, share_prefixes: bool) -> tuple[Te
         for number in longest_first:
             put((number,), prefix, counts[number])
     row_ids = torch.from_numpy(np.concatenate(tokens))[None].to(ids.device)
-    packing = pack([size for _, size in whole], ids.device, suffixes)
+    packing = pack([size for _, size in whole], ids.device, suffixes, target=target)
     return row_ids, torch.from_numpy(places).to(ids.device), packing
 
 

@@ -134,9 +134,19 @@ class Suffixes:
     lengths: Sequence[int]  # longest first
 
 
-def pack(lengths: Sequence[int], device: torch.device, suffixes: Sequence[Suffixes] = ()) -> Packing:
-    """The packing of sequences of these lengths, longest first, followed by the suffixes of some of them."""
-    kind = device.type if device.type in PADDING_BUDGET else "cuda"
+def pack(
+    lengths: Sequence[int],
+    device: torch.device,
+    suffixes: Sequence[Suffixes] = (),
+    *,
+    target: torch.device | None = None,
+) -> Packing:
+    """The packing of sequences of these lengths, longest first, followed by the suffixes of some of them.
+
+    Its tensors are on the `device`, and moved to the `target`, which the groups suit.
+    """
+    kind = (target or device).type
+    kind = kind if kind in PADDING_BUDGET else "cuda"
     parts = [(0, 0, lengths)]  # start of the prefix, its length, lengths of the sequences
     parts += [(sum(lengths[: each.prefix_index]), lengths[each.prefix_index], each.lengths) for each in suffixes]
     positions: list[Tensor] = []

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ippo_cli.agents.learner import Learner
+from ippo_cli.agents.learner import Learner, MicroBatch
 from ippo_cli.engine import distributed
 from ippo_cli.types import (
     CriticView,
@@ -31,7 +31,7 @@ class OptimizerStep:
     epoch: int
     is_first: bool  # of the update
     num_tokens: int  # over all ranks, where loss_mask is set
-    micro_batches: Iterator[Minibatch]  # equally many on every rank; readable once
+    micro_batches: Iterator[MicroBatch]  # equally many on every rank; readable once
 
 
 def iterate_steps(

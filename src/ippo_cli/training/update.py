@@ -90,7 +90,7 @@ def _run_step(
         fault_point("forward")
         losses = learner.losses(micro_batch, context)
         for prefix, loss in losses.items():
-            accumulator.add(prefix, loss, micro_batch, first_epoch=step.epoch == 0, first_step=step.is_first)
+            accumulator.add(prefix, loss, micro_batch.rows, first_epoch=step.epoch == 0, first_step=step.is_first)
         fault_point("backward")
         progress.heartbeat()
         learner.backward(losses)
