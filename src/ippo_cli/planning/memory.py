@@ -34,6 +34,7 @@ from ippo_cli.planning.sampler_memory import estimate_sampler_memory
 from ippo_cli.planning.trained_memory import EngineInput, engine_stage, estimate_trained_model
 from ippo_cli.rollout.fixed_slots import cache_width
 from ippo_cli.rollout.kv_cache import COLUMNS_AHEAD
+from ippo_cli.rollout.packed_linears import packed_bytes
 from ippo_cli.rollout.prefix_cache import MAX_BYTES as PREFIX_CACHE_BYTES
 
 GIB = 2**30
@@ -239,7 +240,7 @@ def _frozen_scoring_bytes(
 
 
 def _decode_bytes(config: Config, name: str, agent: AgentShapes, rows: int, device: str) -> float:
-    """KV cache of one decode batch, with the larger of its logits and its prefill activations."""
+    """KV cache of one decode batch, with the larger of its logits and its prefill activations; and packed weights."""
     shape, width = agent.actor, bytes_per_weight(config.task.agents[name].actor.dtype)
     batch_rows, longest = min(config.rollout.decode_batch_size, rows), agent.length.sequence_tokens
     limit = config.task.agents[name].rollout.max_new_tokens
@@ -249,7 +250,8 @@ def _decode_bytes(config: Config, name: str, agent: AgentShapes, rows: int, devi
     cache = kv_bytes(shape, width) * batch_rows * columns
     logits = batch_rows * shape.vocabulary * (width + 12)
     prompts = min(max(PROMPT_TOKENS, longest), batch_rows * longest) * forward_bytes(shape, width)
-    return cache + max(logits, prompts)
+    packed = packed_bytes(shape.sizes, width, limit) if device == "cpu" else 0.0
+    return cache + max(logits, prompts) + packed
 
 
 def _max_cache_columns(longest: int, limit: int) -> int:

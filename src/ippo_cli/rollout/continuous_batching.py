@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import eager_mask, sdpa_mask
@@ -179,7 +180,7 @@ class ContinuousBatching:
         for group in self._groups:
             part = slice(row, row + len(group))
             keys, values, mask = group.write(layer, key[part], value[part], window)
-            outputs.append(plain(module, query[part], keys, values, mask, **options)[0])
+            outputs.append(attend_newest(plain, module, query[part], keys, values, mask, **options))
             row = part.stop
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs), None
 
@@ -203,6 +204,26 @@ class ContinuousBatching:
         costs = [first.cells + second.cells for first, second in pairwise(self._groups)]
         place = costs.index(min(costs))
         self._groups[place : place + 2] = [merge_groups(*self._groups[place : place + 2])]
+
+
+def attend_newest(
+    plain: Attention,
+    module: nn.Module,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    **options: Any,
+) -> Tensor:
+    """Attention of one token of each row, `[n, heads, 1, size]`, to all columns of `keys` and `values` `[n, key heads,
+    width, size]` that the additive `mask` allows: `[n, 1, heads, size]`.
+    """
+    if plain.__name__ != "sdpa_attention_forward":
+        return plain(module, query, keys, values, mask, **options)[0]
+    # The query heads of one key head as query positions: keys are read once and never repeated.
+    grouped = query.view(len(query), keys.shape[1], -1, query.shape[3])
+    output = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=options.get("scaling"))
+    return output.reshape(len(query), 1, query.shape[1], -1)
 
 
 def language_model(model: nn.Module) -> PreTrainedModel:

@@ -13,6 +13,7 @@ from ippo_cli.rollout.decode_state import DecodeState
 from ippo_cli.rollout.fixed_slots import FixedSlots
 from ippo_cli.rollout.model_runner import ModelRunner, can_resume, model_runner_for, uses_slots
 from ippo_cli.rollout.noise import TokenNoise
+from ippo_cli.rollout.packed_linears import pack_linears
 from ippo_cli.rollout.prefix_cache import PrefixCache
 from ippo_cli.rollout.prompt_queue import PrefixCacheSession, PromptQueue, prefill_count
 from ippo_cli.rollout.sampling import Sampling
@@ -104,7 +105,8 @@ def decode(
         readers = np.zeros(len(ids), dtype=np.int64)
     waiting = PromptQueue(ids, rows, readers if runner.can_copy else None, known, device)
     try:
-        with runner.session(sampling.max_new_tokens):
+        packs = pack_linears(model, min(batch_size, len(rows)), int((limits - state.lengths)[rows].max(initial=0)))
+        with packs, runner.session(sampling.max_new_tokens):
             if isinstance(runner, FixedSlots):
                 decoder = SlotDecoder(runner, state, waiting, turns, poll, on_finished)
                 completions = decoder.run(type(language_model(model)).__name__)

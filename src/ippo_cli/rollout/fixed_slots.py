@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from ippo_cli.models.packing import Attention
-from ippo_cli.rollout.continuous_batching import ContinuousBatching
+from ippo_cli.rollout.continuous_batching import ContinuousBatching, attend_newest
 from ippo_cli.rollout.kv_cache import KVCacheGroup
 from ippo_cli.rollout.prefix_cache import CacheBlock, Prefix
 
@@ -139,14 +138,7 @@ class FixedSlots(ContinuousBatching):
         window = self._windows[layer]
         if window not in self._masks:
             self._masks[window] = self._build_mask(query.dtype, window)
-        if plain.__name__ != "sdpa_attention_forward":
-            return plain(module, query, keys, values, self._masks[window], **options)
-        # The query heads of one key head as query positions: keys are read once and never repeated.
-        grouped = query.view(len(query), keys.shape[1], -1, query.shape[3])
-        output = scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=self._masks[window], scale=options.get("scaling")
-        )
-        return output.view(len(query), 1, query.shape[1], -1), None
+        return attend_newest(plain, module, query, keys, values, self._masks[window], **options), None
 
     def _build_mask(self, dtype: torch.dtype, window: int | None) -> Tensor:
         """Additive mask `[slots, 1, 1, width]` of the tokens read so far, the newest one included."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ippo_cli.rollout.noise import TokenNoise
+from ippo_cli.rollout.noise import CACHE_WORDS, TokenNoise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,42 @@ def sample_tokens(
 
     `noise` may be `None` only for greedy decoding. `seen [n, V]` marks the tokens with a repetition penalty, `banned
     [n, V]` tokens that are not allowed yet. `with_fixed_shapes`: no operation depends on a value, and the token of a
-    row may remain unknown (`TokenNoise.try_choose`).
+    row may remain unknown (`TokenNoise.try_choose`). A CPU samples few rows at once, whose logits stay in its cache.
     """
+    if with_fixed_shapes or logits.device.type != "cpu":
+        return _sample_rows(logits, sampling, noise, places, seen, banned, with_fixed_shapes)
+    together = max(1, CACHE_WORDS // logits.shape[1])
+    parts = [
+        _sample_rows(
+            logits[rows],
+            sampling,
+            noise,
+            places[rows],
+            None if seen is None else seen[rows],
+            None if banned is None else banned[rows],
+            False,
+        )
+        for rows in (slice(start, start + together) for start in range(0, max(len(logits), 1), together))
+    ]
+    return parts[0] if len(parts) == 1 else _concatenate(parts)
+
+
+def _concatenate(parts: Sequence[SampledTokens]) -> SampledTokens:
+    logprobs = torch.cat([part.logprobs for part in parts])
+    is_filtered = parts[0].behavior_logprobs is not parts[0].logprobs
+    behavior = torch.cat([part.behavior_logprobs for part in parts]) if is_filtered else logprobs
+    return SampledTokens(torch.cat([part.tokens for part in parts]), logprobs, behavior, None)
+
+
+def _sample_rows(
+    logits: Tensor,
+    sampling: Sampling,
+    noise: TokenNoise | None,
+    places: Tensor,
+    seen: Tensor | None,
+    banned: Tensor | None,
+    with_fixed_shapes: bool,
+) -> SampledTokens:
     known = None
     logits = logits.float()
     tempered = _divide(logits, sampling)
