@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import gpu_report
+import gpu_update
 import gpu_vllm
 import torch
-from gpu_runs import COMMON, SHAPES, Given, bf16, measure_peak, shortest_seconds, summarize
+from gpu_runs import COMMON, SHAPES, Given, bf16, count_kernels_and_waits, measure_peak, shortest_seconds, summarize
 from gpu_runs import train as run_training
 from material import Shape, make
 from torch import Tensor
@@ -161,34 +161,6 @@ def parity(given: Given) -> dict[str, Any]:
     return found if largest <= MOST_DIFFERENT else found | {"failed": f"{where} differs by {largest:.2g}"}
 
 
-def packing(given: Given) -> dict[str, Any]:
-    """Measure seconds per bf16 update with packed and padded rows; rows end at random, at a quarter of the limit on
-    average."""
-    found = {}
-    endings = max(round(400 / given.tokens), 1)
-    with tempfile.TemporaryDirectory() as folder:
-        name = given.shapes[0]
-        shape = SHAPES[name]
-        overrides = make(Path(folder), shape, 1, dtype=torch.bfloat16)
-        for packs in (True, False):
-            rows = run_training(
-                [
-                    *overrides,
-                    *bf16(given),
-                    # Random weights generate uniform words: with some of 100 stop strings, rows end at all lengths.
-                    "rollout.min_new_tokens=1",
-                    "rollout.stop_strings=[" + ",".join(f"'{number:02} '" for number in range(endings)) + "]",
-                    f"deepspeed.pack_sequences={str(packs).lower()}",
-                    f"output_dir={folder}/{packs}",
-                ]
-            )
-            found["packed" if packs else "padded"] = {
-                "update_s": statistics.median(row["time/update"] for row in rows[1:]),
-                "response_length": statistics.mean(row["a0/rollout/response_length"] for row in rows[1:]),
-            }
-    return found | {"ratio": found["padded"]["update_s"] / found["packed"]["update_s"]}
-
-
 def train(given: Given) -> dict[str, Any]:
     """Measure whole bf16 iterations of PPO with a separate critic: decode / memory bandwidth, and update MFU."""
     reached = measure_peak(given.device)
@@ -240,7 +212,8 @@ def generate(given: Given) -> dict[str, Any]:
         found[name] = {f"{key}_tokens_per_second": given.rows * given.tokens / one for key, one in seconds.items()}
         found[name]["ours_divided_by_theirs"] = seconds["theirs"] / seconds["ours"]
         if given.device == "cuda":
-            found[name]["waits_per_token"] = _waits(lambda run=ours: run(tokens=16)) / 16
+            counts = count_kernels_and_waits(lambda run=ours: run(tokens=16))
+            found[name]["waits_per_token"] = counts["waits"] / 16
         found[name]["equal_tokens"] = _equal_share(ours(), _decode(model, tokenizer, ids[:1], given.tokens))
         del model
     return found
@@ -283,26 +256,16 @@ def _decode(model: Any, tokenizer: Any, ids: Tensor, tokens: int) -> object:
     )
 
 
-def _waits(work: Callable[[], object]) -> int:
-    """Count how often the CPU waits for the GPU."""
-    from torch.profiler import ProfilerActivity, profile
-
-    work()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        work()
-    names = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
-    return sum(event.count for event in profiler.key_averages() if event.key in names)
-
-
 PARTS: dict[str, Callable[[Given], Any]] = {
     "peak": peak,
     "parity": parity,
+    "update": gpu_update.update,
+    "head": gpu_update.head,
     "train": train,
     "vllm": gpu_vllm.vllm,
     "overlap": gpu_vllm.overlap,
     "exact": gpu_vllm.exact,
     "generate": generate,
-    "packing": packing,
 }
 
 if __name__ == "__main__":

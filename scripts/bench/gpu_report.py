@@ -22,6 +22,16 @@ TRANSFERS = {
     "verification": ("verification_s", "{:.3f} s"),
     "sampler gap": ("sampler_gap", "{:.2e}"),
 }
+STEPS = {  # of the tables of optimizer steps
+    "step": ("seconds", "{:.3f} s"),
+    "tokens/s": ("tokens_per_second", "{:.0f}"),
+    "MFU": ("mfu", "{:.2f}"),
+    "peak GiB": ("peak_gib", "{:.2f}"),
+    "planned": ("planned_gib", "{:.2f}"),
+    "kernels": ("kernels", "{}"),
+    "synchronisations": ("waits", "{}"),
+}
+HEADS = {"forward and backward": ("seconds", "{:.4f} s"), "added GiB": ("added_gib", "{:.2f}")}
 
 
 def render(found: Mapping[str, Any]) -> str:
@@ -53,7 +63,7 @@ def render(found: Mapping[str, Any]) -> str:
 
 
 def _other_tables(found: Mapping[str, Any]) -> list[str]:
-    """Decoding against `generate`, packed rows, and overlap."""
+    """Decoding against `generate`, optimizer steps, the head, and overlap."""
     ways = {
         "ours": "`rollout=hf`, tokens/s",
         "graphs": "without CUDA graphs",
@@ -65,14 +75,28 @@ def _other_tables(found: Mapping[str, Any]) -> list[str]:
         for name, result in _shapes(found.get("generate", {})).items()
     ]
     lines = _table(["model", *ways.values()], decoding)
-    if "ratio" in (packing := found.get("packing", {})):
-        cells = [*(f"{packing[rows]['update_s']:.2f} s" for rows in ("packed", "padded")), f"{packing['ratio']:.2f}"]
-        lines += _table(["update, packed rows", "padded rows", "ratio"], [cells])
+    lines += _table(["model", "batch", "rows", *STEPS], _list_steps(found.get("update", {})))
+    heads = [
+        [name, way, *(_cells(result, HEADS) if "seconds" in result else [result.get("skipped", "")])]
+        for name, ways in _shapes(found.get("head", {})).items()
+        for way, result in _shapes(ways).items()
+    ]
+    lines += _table(["model", "head", *HEADS], heads)
     overlaps = [
         [name, f"{one['iteration_s']:.2f} s", f"{one['iteration_ahead_s']:.2f} s"]
         for name, one in _shapes(found.get("overlap", {})).items()
     ]
     return lines + _table(["model", "iteration", "iteration with `rollout.ahead=1`"], overlaps)
+
+
+def _list_steps(result: Mapping[str, Any]) -> list[list[str]]:
+    """A row of the table for each model, batch and form of attention."""
+    return [
+        [name, batch, form, *(_cells(step, STEPS) if "seconds" in step else [step.get("skipped", "")])]
+        for name, batches in _shapes(result).items()
+        for batch, forms in _shapes(batches).items()
+        for form, step in forms.items()
+    ]
 
 
 def _shapes(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,8 +105,8 @@ def _shapes(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cells(result: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> list[str]:
-    phases = " ".join(f"{result[f'{phase}_s']:.2f}" for phase in ("rollout", "targets", "update"))
-    values = {**result, "phases": phases}
+    phases = [f"{result[f'{phase}_s']:.2f}" for phase in ("rollout", "targets", "update") if f"{phase}_s" in result]
+    values = {**result, "phases": " ".join(phases)}
     return [form.format(values[key]) if key in values else "" for key, form in columns.values()]
 
 

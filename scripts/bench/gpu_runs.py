@@ -185,6 +185,23 @@ def shortest_seconds(work: Callable[[], object], device: str, repeat: int = 5) -
     return min(found[1:])
 
 
+def count_kernels_and_waits(work: Callable[[], object]) -> dict[str, int]:
+    """Count the kernels of some work on the GPU, and how often the CPU waits for the GPU."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    work()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        work()
+    events = profiler.key_averages()
+    names = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+    kernels = [each for each in events if each.device_type is DeviceType.CUDA and not each.key.startswith("Mem")]
+    return {
+        "kernels": sum(each.count for each in kernels),
+        "waits": sum(each.count for each in events if each.key in names),
+    }
+
+
 def _now(device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()

@@ -68,7 +68,7 @@ def make(
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model"
     if not model.exists():
-        _model(shape).to(dtype).save_pretrained(model)  # pyright: ignore[reportArgumentType]
+        make_model(shape).to(dtype).save_pretrained(model)  # pyright: ignore[reportArgumentType]
         _tokenizer(shape.vocabulary).save_pretrained(model)
     words = random.Random(0)
     for name, rows in (("train", PROMPTS), ("eval", EVALUATED)):
@@ -101,7 +101,8 @@ def make(
     ]
 
 
-def _model(shape: Shape) -> LlamaForCausalLM:
+def make_model(shape: Shape) -> LlamaForCausalLM:
+    """A Llama with random weights, always the same on one device."""
     torch.manual_seed(0)
     return LlamaForCausalLM(
         LlamaConfig(

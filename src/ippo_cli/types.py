@@ -97,7 +97,7 @@ def move_carrier(carrier: C, device: torch.device | str) -> C:
     def move(value: Any) -> Any:
         if isinstance(value, Tensor):
             if id(value) not in moved:
-                moved[id(value)] = _move_tensor(value, device)
+                moved[id(value)] = move_tensor(value, device)
             return moved[id(value)]
         if isinstance(value, tuple):
             return tuple(map(move, value))
@@ -106,7 +106,8 @@ def move_carrier(carrier: C, device: torch.device | str) -> C:
     return replace(carrier, **{entry.name: move(getattr(carrier, entry.name)) for entry in fields(carrier)})
 
 
-def _move_tensor(value: Tensor, device: torch.device) -> Tensor:
+def move_tensor(value: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; the host does not wait for a copy to a GPU."""
     if device.type == "cuda" and value.device.type == "cpu":
         return value.pin_memory().to(device, non_blocking=True)
     return value.to(device)

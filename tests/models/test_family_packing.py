@@ -7,7 +7,7 @@ import torch
 from architectures import FAMILIES, STATEFUL, tiny_model
 from rows import everything, rollout
 
-from ippo_cli.models import packing, prefixes
+from ippo_cli.models import attention_groups, prefixes
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.models.packing import enable_packing
@@ -20,7 +20,7 @@ PADDED = (*CARRY_STATE, "falcon")  # Falcon computes attention itself
 @torch.no_grad()
 def test_packed_rows_have_log_probabilities_of_padded_rows(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefixes, "MIN_PREFIX_TOKENS", 1)
-    monkeypatch.setitem(packing.PADDING_BUDGET, "cpu", 4)  # rows attend as several groups
+    monkeypatch.setitem(attention_groups.PADDING_BUDGET, "cpu", 4)  # rows attend as several groups
     lm = tiny_model(family, initializer_range=0.3)  # farther from the uniform distribution
     policy = Policy(lm).eval()
     assert enable_packing(lm.base_model) == (family not in PADDED)

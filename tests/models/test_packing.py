@@ -35,11 +35,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from ippo_cli.models import packing
+from ippo_cli.models import attention_groups, packing
 from ippo_cli.models.agreement import compute_in_float32
+from ippo_cli.models.attention_groups import Group, group_by_length
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.models.load import checkpoint_activations
-from ippo_cli.models.packing import PACKED, Packing, Suffixes, enable_packing, group_by_length, last_hidden_states, pack
+from ippo_cli.models.packing import PACKED, Packing, Suffixes, enable_packing, last_hidden_states, pack
 
 VOCABULARY = 40
 COMMON: dict[str, Any] = {
@@ -291,7 +292,7 @@ def misplaced(by: int) -> Any:
         right = pack(lengths, device, suffixes)
         positions = right.positions.clone()
         positions[:, lengths[0] :] += by
-        return Packing(positions, right.groups)
+        return replace(right, positions=positions)
 
     return made
 
@@ -305,13 +306,13 @@ def begun_anew(lengths: list[int], device: torch.device, suffixes: list[Suffixes
         for length in each.lengths:
             positions[:, place : place + length] -= lengths[each.prefix_index]
             place += length
-    return Packing(positions, right.groups)
+    return replace(right, positions=positions)
 
 
 def blind(lengths: list[int], device: torch.device, suffixes: list[Suffixes]) -> Packing:
     """`pack`, with suffixes that do not attend to their prefix."""
     right = pack(lengths, device, suffixes)
-    return Packing(right.positions, tuple(replace(group, prefix=slice(0, 0)) for group in right.groups))
+    return replace(right, parts=tuple(replace(part, prefix=slice(0, 0)) for part in right.parts))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -344,7 +345,7 @@ def test_small_effects_of_positions_detected(dtype: torch.dtype, monkeypatch: py
 
 
 def test_fault_of_this_package_is_not_lack_of_support(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(packing.Group, "unpack")
+    monkeypatch.delattr(Group, "unpack")
     config = LlamaConfig(
         vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
     )
@@ -384,7 +385,7 @@ def test_positions_unique_and_padding_bounded(lengths: list[int]) -> None:
         own = lengths[row : row + group.rows]
         assert group.tokens == slice(token, token + sum(own))
         assert group.width == own[0]
-        assert group.rows * group.width - sum(own) <= packing.PADDING_BUDGET["cpu"]
+        assert group.rows * group.width - sum(own) <= attention_groups.PADDING_BUDGET["cpu"]
         numbers = torch.arange(sum(lengths), dtype=torch.float)[None, None, :, None]
         spread = group.unpack(numbers[:, :, group.tokens])
         assert spread.shape == (group.rows, 1, group.width, 1)

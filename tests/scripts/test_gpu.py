@@ -31,7 +31,17 @@ FOUND: dict[str, Any] = {
     "train": {"tiny": ITERATION, "seconds": 9.0},
     "vllm": {"tiny": ITERATION | {"transfer_s": 0.5, "verification_s": 0.25, "sampler_gap": 0.001}},
     "overlap": {"skipped": "this version has no key"},
-    "packing": {"failed": "not finished\nafter 1 s"},
+    "update": {
+        "tiny": {
+            "8 x 16": {
+                "padded": {"skipped": "out of memory"},
+                "varlen": {"seconds": 0.5, "tokens_per_second": 256.0, "mfu": 0.25, "kernels": 300, "waits": 4},
+            },
+            "skipped": "batches from 8 x 32 on: 150 s had passed",
+        },
+        "messages": [],
+    },
+    "head": {"tiny": {"ours": {"seconds": 0.25, "loss": 7.0}}, "failed": "not finished\nafter 1 s"},
 }
 
 
@@ -52,7 +62,25 @@ def test_tables(bench: Any) -> None:
     assert "| tiny | `vllm` | 1234 | 0.50 | 0.25 | 3.00 1.00 2.00 | 6.50 s | 100 |  |" in text
     assert "| tiny | 0.500 s | 0.250 s | 1.00e-03 |" in text
     assert "`overlap` skipped: this version has no key" in text
-    assert "`packing` failed: not finished after 1 s" in text
+    assert "| tiny | 8 x 16 | padded | out of memory |" in text
+    assert "| tiny | 8 x 16 | varlen | 0.500 s | 256 | 0.25 |  |  | 300 | 4 |" in text
+    assert "| tiny | ours | 0.2500 s |  |" in text
+    assert "`head` failed: not finished after 1 s" in text
+
+
+def test_heads_have_equal_losses(bench: Any, tmp_path: Path) -> None:
+    given = bench("gpu_runs").Given(device="cpu", shapes=("tiny",), tokens=16, rows=8, folder=tmp_path)
+    found = bench("gpu_update").head(given)["tiny"]
+    assert found["torch"]["loss"] == pytest.approx(found["ours"]["loss"], rel=0.01)
+    assert found["ours, with entropy"]["loss"] < found["ours"]["loss"]
+
+
+def test_rows_of_a_step_share_prompts(bench: Any) -> None:
+    rollout, targets = bench("gpu_update").make_rows(bench("gpu_runs").SHAPES["tiny"], "cpu", 9, 32)
+    assert (rollout.prompt_ids[:8] == rollout.prompt_ids[0]).all()
+    assert (rollout.prompt_ids[8] != rollout.prompt_ids[0]).any()
+    assert rollout.length.max() == rollout.response_ids.shape[1] == 24
+    assert targets.loss_mask.sum(dim=1).tolist() == rollout.length.tolist()
 
 
 def test_block_of_a_document_is_replaced(bench: Any, tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def _pack_sequences(
         for number in longest_first:
             put((number,), prefix, counts[number])
     row_ids = torch.from_numpy(np.concatenate(tokens))[None].to(ids.device)
-    packing = pack([size for _, size in whole], ids.device, suffixes, target=target)
+    packing = pack([size for _, size in whole], ids.device, suffixes)
     return row_ids, torch.from_numpy(places).to(ids.device), packing
 
 

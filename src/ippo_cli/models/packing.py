@@ -1,8 +1,9 @@
 """Packed rows: several sequences in one row without padding, each attending only to itself.
 
 The model reads `[1, N]` with positions that restart for every sequence. A custom attention function, registered in the
-library's attention interface, splits the row: sequences of similar length attend together, with padding only where it
-is cheap. It also applies sliding windows.
+library's attention interface, reads the whole row by one kernel where there is one (`varlen_attention`). Otherwise it
+splits the row: sequences of similar length attend together, with padding only where it is cheap. It also applies
+sliding windows.
 
 Sequences with a shared prefix may have it in the row once: a suffix attends to its prefix and to itself.
 
@@ -15,14 +16,14 @@ import inspect
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import eager_mask, sdpa_mask
@@ -32,98 +33,52 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.number_formats import has_bf16_instructions
 from ippo_cli.models.agreement import Readings, probe_ids, readings_match
+from ippo_cli.models.attention_groups import Group, split_part
 from ippo_cli.models.sequence_parallel import TokenShard, gather_tokens, local_shard, scatter_tokens
+from ippo_cli.models.varlen_attention import DEVICES, attend_varlen
+from ippo_cli.models.varlen_layout import RowPart, VarlenLayout, build_layout
+from ippo_cli.types import move_carrier, move_tensor
 
 _log = logging.getLogger(__name__)
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
-PACKED = {"sdpa": "ippo_cli_packed", "eager": "ippo_cli_packed_eager"}
-"""Names of the custom attention functions, by the library's name that they use without a `packing`."""
+VARLEN = "varlen"
+"""The attention of a packed row by one kernel where that is possible, else as `sdpa`."""
+
+PACKED = {"sdpa": "ippo_cli_packed", "eager": "ippo_cli_packed_eager", VARLEN: "ippo_cli_packed_varlen"}
+"""Names of the custom attention functions, by the library's name that they use without a `packing`, or `VARLEN`."""
 
 PROBE, PROBE_PREFIX = (24, 17, 9), 5
 """Lengths of the test sequences, and of the shared prefix of the last two."""
-
-PADDING_BUDGET = {"cpu": 128, "cuda": 8192}
-"""Number of padded positions that cost as much as one more group. Measured on a CPU; estimated for a GPU: a group is
-some twenty kernels of 5 microseconds in each layer, forward and backward, and a position moves 24 KB in a model of
-width 900, 10 nanoseconds at 2.5 TB/s.
-"""
-
-DOUBLING_WIDTH = {"cpu": math.inf, "cuda": 1024}
-"""Group width at which attention doubles the cost of a padded position. The CPU's bound was measured with it."""
 
 FP32_WIDTH = 256
 """Up to this width bf16 sequences attend in float32 on a CPU, where torch's backward pass takes half the time in it.
 Without bf16 instructions sequences of every width do, which takes a sixth of the time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Adjacent sequences of the row that attend together, `rows` times `width`."""
-
-    tokens: slice  # its part of the row
-    rows: int
-    width: int
-    index: Tensor | None  # [rows * width] index of the token at each position; None without padding
-    inverse: Tensor  # [tokens] the position of each token
-    mask: Tensor  # [rows * width] bool: False at padding, where an arbitrary token is copied
-    prefix: slice  # the shared prefix in the row; empty without one
-
-    def unpack(self, part: Tensor) -> Tensor:
-        """Pad its part of the row, `[1, heads, tokens, size]`, to `[rows, heads, width, size]`."""
-        if self.index is not None:
-            part = _PermuteTokens.apply(part, self.index, self.inverse, None)
-        _, heads, _, size = part.shape
-        return part.reshape(heads, self.rows, self.width, size).transpose(0, 1)
-
-    def prepend_prefix(self, part: Tensor, states: Tensor) -> Tensor:
-        """Prepend the shared prefix from the row `[1, heads, N, size]` to each sequence of its part: `[rows, heads,
-        prefix + width, size]`.
-        """
-        own = self.unpack(part)
-        if self.prefix.start == self.prefix.stop:
-            return own
-        return torch.cat([states[:, :, self.prefix].expand(self.rows, -1, -1, -1), own], dim=2)
-
-    def join(self, states: Tensor) -> Tensor:
-        """Remove padding: `[rows, width, heads, size]` to `[1, tokens, heads, size]`."""
-        flat = states.flatten(0, 1)[None]
-        if self.index is None:
-            return flat
-        return _PermuteTokens.apply(flat.transpose(1, 2), self.inverse, self.index, self.mask).transpose(1, 2)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Packing:
-    """The split of a row of `N` tokens into groups."""
+    """The sequences of a row of `N` tokens. What attention needs is built at its first use."""
 
     positions: Tensor  # [1, N]
-    groups: tuple[Group, ...]
+    parts: tuple[RowPart, ...]
     shard: TokenShard | None = None  # this rank's share of the row; None where the rank holds all of it
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The split of the row into sequences that attend together."""
+        device = self.positions.device
+        return tuple(move_carrier(group, device) for part in self.parts for group in split_part(part, device.type))
+
+    @cached_property
+    def layout(self) -> VarlenLayout:
+        """The row as one kernel reads it."""
+        return move_carrier(build_layout(self.parts), self.positions.device)
 
     def split_over_group(self) -> Packing:
         """The packing with the row split over the ranks of the model-parallel group."""
         return replace(self, shard=local_shard(self.positions.shape[1]))
-
-
-class _PermuteTokens(torch.autograd.Function):
-    """Index the third axis by `index`; the backward pass uses `inverse`, with zero gradient where `mask` is False.
-
-    The gradient of torch's own indexing is a slow accumulation by index; here each token has one position.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, index: Tensor, inverse: Tensor, mask: Tensor | None) -> Tensor:
-        ctx.save_for_backward(inverse, *([] if mask is None else [mask]))
-        return states.index_select(2, index)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        back, *real = ctx.saved_tensors
-        moved = grad.index_select(2, back)
-        return (moved * real[0][:, None] if real else moved), None, None, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,61 +89,16 @@ class Suffixes:
     lengths: Sequence[int]  # longest first
 
 
-def pack(
-    lengths: Sequence[int],
-    device: torch.device,
-    suffixes: Sequence[Suffixes] = (),
-    *,
-    target: torch.device | None = None,
-) -> Packing:
-    """The packing of sequences of these lengths, longest first, followed by the suffixes of some of them.
-
-    Its tensors are on the `device`, and moved to the `target`, which the groups suit.
-    """
-    kind = (target or device).type
-    kind = kind if kind in PADDING_BUDGET else "cuda"
-    parts = [(0, 0, lengths)]  # start of the prefix, its length, lengths of the sequences
-    parts += [(sum(lengths[: each.prefix_index]), lengths[each.prefix_index], each.lengths) for each in suffixes]
-    positions: list[Tensor] = []
-    groups: list[Group] = []
-    token = 0
-    for start, before, own in parts:
-        counts = torch.tensor(own, device=device)
-        total = sum(own)
-        # With a known output size the host does not wait for the device.
-        begins = (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=total)
-        positions.append(before + torch.arange(total, device=device) - begins)
-        for part in group_by_length(own, kind):
-            prefix = slice(start, start + before)
-            groups.append(_make_group(counts[part], token, own[part], prefix))
-            token = groups[-1].tokens.stop
-    return Packing(torch.cat(positions)[None], tuple(groups))
-
-
-def group_by_length(lengths: Sequence[int], device: str) -> list[slice]:
-    """Split lengths, longest first, into groups that attend together: a new group where padding would cost more."""
-    groups, first = [], 0
-    while first < len(lengths):
-        width, padding, last = lengths[first], 0, first
-        spare = PADDING_BUDGET[device] / (1 + width / DOUBLING_WIDTH[device])
-        while last < len(lengths) and padding + width - lengths[last] <= spare:
-            padding += width - lengths[last]
-            last += 1
-        groups.append(slice(first, last))
-        first = last
-    return groups
-
-
-def _make_group(counts: Tensor, token: int, lengths: Sequence[int], prefix: slice) -> Group:
-    rows, width, total = len(lengths), lengths[0], sum(lengths)
-    padding = rows * width - total
-    columns = torch.arange(width, device=counts.device)
-    mask = (columns < counts[:, None]).flatten()
-    starts = counts.cumsum(0) - counts
-    index = (starts[:, None] + torch.minimum(columns, counts[:, None] - 1)).flatten()
-    before = torch.arange(rows, device=counts.device) * width - starts  # padding before each row
-    inverse = torch.arange(total, device=counts.device) + before.repeat_interleave(counts, output_size=total)
-    return Group(slice(token, token + total), rows, width, index if padding else None, inverse, mask, prefix)
+def pack(lengths: Sequence[int], device: torch.device, suffixes: Sequence[Suffixes] = ()) -> Packing:
+    """The packing of sequences of these lengths, longest first, followed by the suffixes of some of them."""
+    parts = [RowPart(0, tuple(lengths), slice(0, 0))]
+    first = sum(lengths)
+    for each in suffixes:
+        start = sum(lengths[: each.prefix_index])
+        parts.append(RowPart(first, tuple(each.lengths), slice(start, start + lengths[each.prefix_index])))
+        first += sum(each.lengths)
+    positions = [part.num_prefix_tokens + np.arange(length) for part in parts for length in part.lengths]
+    return Packing(move_tensor(torch.from_numpy(np.concatenate(positions)), device)[None], tuple(parts))
 
 
 @dataclass(slots=True)
@@ -216,16 +126,26 @@ def attend(
         trace.states += [part.transpose(1, 2).flatten(2)[0] for part in (query, key, value)] + [output.flatten(2)[0]]
         trace.windows.append(options.get("sliding_window"))
         return output, weights
-    plain = library_attention(name, module)
     if packing is None:
-        return plain(module, query, key, value, attention_mask, **options)
-    if packing.shard is not None:
-        query, key, value = (gather_tokens(states, packing.shard) for states in (query, key, value))
-        output, _ = attend(name, module, query, key, value, None, replace(packing, shard=None), **options)
-        return scatter_tokens(output, packing.shard), None
+        return library_attention(name, module)(module, query, key, value, attention_mask, **options)
+    states = (query, key, value)
+    if packing.shard is None:
+        return _attend_row(name, module, states, packing, options), None
+    states = tuple(gather_tokens(each, packing.shard) for each in states)
+    return scatter_tokens(_attend_row(name, module, states, packing, options), packing.shard), None
+
+
+def _attend_row(
+    name: str, module: nn.Module, states: Sequence[Tensor], packing: Packing, options: Mapping[str, Any]
+) -> Tensor:
+    """Attention `[1, N, heads, size]` of a row's queries, keys and values `[1, heads, N, size]`."""
+    if name == VARLEN and (output := attend_varlen(states, lambda: packing.layout, options)) is not None:
+        return output
+    plain = library_attention(name, module)
+    query, key, value = states
     # Split at once: the gradient of each separate slice would have the size of the row.
     sizes = [group.tokens.stop - group.tokens.start for group in packing.groups]
-    split = [states.split(sizes, dim=2) for states in (query, key, value)]
+    split = [each.split(sizes, dim=2) for each in states]
     parts = []
     for group, *own in zip(packing.groups, *split, strict=True):
         unpacked = [group.unpack(own[0]), group.prepend_prefix(own[1], key), group.prepend_prefix(own[2], value)]
@@ -234,17 +154,17 @@ def attend(
         if name == "eager":
             mask = _additive_mask(mask, group.width, query)
         elif uses_fp32_attention(query.device.type, query.dtype == torch.bfloat16, width):
-            unpacked = [states.float() for states in unpacked]
+            unpacked = [each.float() for each in unpacked]
         output = plain(module, *unpacked, mask, **options)[0]
         parts.append(group.join(output.to(query.dtype)))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), None
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def library_attention(name: str, module: nn.Module) -> Attention:
-    """The library's attention function of a name; `eager` is defined in each model's module."""
+    """The library's attention function of a name, or of `VARLEN`; `eager` is defined in each model's module."""
     if name == "eager":
         return sys.modules[type(module).__module__].eager_attention_forward
-    return ALL_ATTENTION_FUNCTIONS[name]
+    return ALL_ATTENTION_FUNCTIONS["sdpa" if name == VARLEN else name]
 
 
 def _causal_mask(own: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
@@ -270,9 +190,9 @@ def uses_fp32_attention(device: str, bf16: bool, width: int) -> bool:
     return bf16 and device == "cpu" and (width <= FP32_WIDTH or not has_bf16_instructions())
 
 
-for _name, _masks in (("sdpa", sdpa_mask), ("eager", eager_mask)):
-    AttentionInterface.register(PACKED[_name], partial(attend, _name))
-    AttentionMaskInterface.register(PACKED[_name], _masks)
+for _name, _packed in PACKED.items():
+    AttentionInterface.register(_packed, partial(attend, _name))
+    AttentionMaskInterface.register(_packed, eager_mask if _name == "eager" else sdpa_mask)
 
 
 def last_hidden_states(backbone: PreTrainedModel, input_ids: Tensor, packing: Packing | None, **options: Any) -> Tensor:
@@ -313,22 +233,40 @@ def enable_packing(backbone: PreTrainedModel, *, split: bool = False) -> bool:
     """
     if supports_attention_interface(backbone):
         name = str(backbone.config._attn_implementation)
-        backbone.config._attn_implementation_internal = PACKED[name]  # the public setter would change other configs
-        if _packed_rows_match(backbone, split=False) and not (split and not _packed_rows_match(backbone, split=True)):
-            return True
+        choices = _attention_choices(name, backbone.device)
+        for used in choices:
+            backbone.config._attn_implementation_internal = PACKED[used]  # the public setter would change other configs
+            if all(_packed_rows_match(backbone, split=splits) for splits in (False, *([True] * split))):
+                if used != choices[0]:
+                    _warn_once(
+                        f"{type(backbone).__name__} has other outputs if one kernel attends to a packed row; "
+                        "sequences attend in groups, which takes longer"
+                    )
+                return True
         backbone.config._attn_implementation_internal = name
     if split:
         raise PreflightError(
             f"deepspeed.sequence_parallel={distributed.group_size()}: {type(backbone).__name__} computes other outputs "
             "if its rows are packed and split over ranks; set deepspeed.sequence_parallel=1"
         )
-    message = (
+    _warn_once(
         f"{type(backbone).__name__} does not support packed rows; training and scoring use "
         "padded rows, which takes longer the more their lengths differ"
     )
+    return False
+
+
+def _warn_once(message: str) -> None:
+    """Log a warning on one of the ranks."""
     if distributed.claim_log_once(message):
         _log.warning(message)
-    return False
+
+
+def _attention_choices(name: str, device: torch.device) -> Sequence[str]:
+    """The attention functions to test, by preference: where `VARLEN` is `sdpa`, a second test would be the same."""
+    if name != "sdpa":
+        return (name,)
+    return (VARLEN, "sdpa") if device.type in DEVICES else (VARLEN,)
 
 
 def supports_attention_interface(backbone: PreTrainedModel) -> bool:

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from ippo_cli.models.packing import PACKED, Attention, library_attention
+from ippo_cli.models.packing import PACKED, VARLEN, Attention, library_attention
 from ippo_cli.rollout.kv_cache import KVCacheGroup, ResumedCache, merge_groups
 from ippo_cli.rollout.prefix_cache import Prefix
 
@@ -256,7 +256,7 @@ def _attend_by_group(
     return _active_runner.get().attend(plain, module, query, key, value, attention_mask, **options)
 
 
-_ATTENTION_NAMES = {}
+_ATTENTION_NAMES = {PACKED[VARLEN]: "ippo_cli_sdpa"}
 for _name, _masks in (("sdpa", sdpa_mask), ("eager", eager_mask)):
     _ATTENTION_NAMES[_name] = _ATTENTION_NAMES[PACKED[_name]] = f"ippo_cli_{_name}"
     AttentionInterface.register(_ATTENTION_NAMES[_name], partial(_attend_by_group, _name))
