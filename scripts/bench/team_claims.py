@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from learning import Outcome
 from omegaconf import OmegaConf
-from team_games import ALGORITHMS, MINI_BATCH, SHORT_WARM_START, Algorithm, Bounds
+from team_games import ALGORITHMS, MINI_BATCH, ROLE_BUFFER, SHORT_WARM_START, Algorithm, Bounds
 
 Values = dict[str, float]
 
@@ -128,6 +128,25 @@ def measure_gradients(training: Training) -> Values:
     }
 
 
+def measure_roles(training: Training) -> Values:
+    """Return each agent's normalised score, how often the second answers as the first should, and means over training:
+    of the agents' norms, the first's fraction of the gradient and weight, and the cosine of their parts.
+    """
+    metrics = read_metrics(training.folder)
+    last = next(row for row in reversed(metrics) if "eval/sampled/first/score" in row)
+    columns = {
+        "first_norm": "first/policy/role_grad_norm",
+        "second_norm": "second/policy/role_grad_norm",
+        "fraction": "first/policy/role_grad_fraction",
+        "cosine": "first/policy/role_grad_cosine/second",
+        "weight": "first/policy/role_weight",
+    }
+    numbers = {name: [row[key] for row in metrics if row.get(key) is not None] for name, key in columns.items()}
+    scores = {name: training.bounds.normalised(last[f"eval/sampled/{name}/score"]) for name in ("first", "second")}
+    means = {name: fmean(found) if found else float("nan") for name, found in numbers.items()}
+    return scores | {"copied": last["eval/sampled/copied"]} | means
+
+
 def measure_exploitability(training: Training) -> Values:
     """Return NashConv of the probabilities of actions of four checkpoints: before, during and after training."""
     steps = sorted(int(path.name.rpartition("_")[2]) for path in (training.folder / "checkpoints").glob("step_*"))
@@ -204,6 +223,17 @@ CHECKPOINTS = {  # at each fifth of the run
     "kuhn": ("checkpoint.every=16", "checkpoint.keep=10"),
     "duel": ("checkpoint.every=8", "checkpoint.keep=10"),
 }
+SHARED_ROLES = Algorithm(
+    about="PPO with a shared policy, with small buffers",
+    overrides=(
+        "algorithm=ppo",
+        "algorithm.ppo_epochs=4",
+        f"algorithm.mini_batch_size={ROLE_BUFFER // 2}",
+        "team=shared_policy",
+        "team.role_gradients_every=1",
+    ),
+    buffer=ROLE_BUFFER,
+)
 TABLES: dict[str, Table] = {
     "single_agent": Table(
         title="A team against a single agent",
@@ -388,6 +418,40 @@ TABLES: dict[str, Table] = {
             "two_fifths": "after 2/5",
             "four_fifths": "after 4/5",
             "end": "end",
+        },
+    ),
+    "role_gradients": Table(
+        title="Unequal roles of a shared policy",
+        about=(
+            "Expected (arXiv [2605.24202](https://arxiv.org/abs/2605.24202)): the agent with more turns has most of "
+            "the gradient of a shared policy, and captures it. The first agent copies a letter in six turns, the "
+            "second writes the letter after one in the last turn, each for its own score; a captured policy copies "
+            "(`copied`: a third at first, 0 if right). 12 buffers of 64 episodes. Norms and fractions of the gradient "
+            "are means over the first optimizer steps of all iterations, before weights "
+            "([roles](teams.md#unequal-roles))."
+        ),
+        tasks=("unequal_turns",),
+        variants={
+            "none": Variant(about="`role_balance=none`", algorithm=SHARED_ROLES),
+            "equal_norm": Variant(
+                about="`equal_norm`", algorithm=SHARED_ROLES, overrides=("team.role_balance=equal_norm",)
+            ),
+            "gradnorm": Variant(
+                about="`gradnorm`",
+                algorithm=SHARED_ROLES,
+                overrides=("team.role_balance=gradnorm", "team.gradnorm_alpha=1.5", "team.gradnorm_best_score=1"),
+            ),
+        },
+        measure=measure_roles,
+        columns={
+            "first": "first's score",
+            "second": "second's score",
+            "copied": "copied",
+            "first_norm": "first's norm",
+            "second_norm": "second's norm",
+            "fraction": "first's fraction",
+            "cosine": "cosine",
+            "weight": "first's weight",
         },
     ),
 }

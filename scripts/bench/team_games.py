@@ -456,6 +456,18 @@ ENUMERATED_TASKS: dict[str, Task] = {
         bounds=kuhn_bounds,
     ),
 }
+ROLE_BUFFER = 64  # episodes per update: eight optimizer steps
+ROLE_TASKS: dict[str, Task] = {
+    "unequal_turns": Task(
+        about="the first agent copies a letter in six turns, the second writes the letter after one in the last",
+        kind=Kind.mixed,
+        turns="6 and 1",
+        overrides=(*world("unequal_roles", "turns=6"), *SEES_ALL),
+        episodes=12 * ROLE_BUFFER,
+        bounds=lambda: Bounds(1 / len(LETTERS), 1.0),
+        rate=LOW_RATE,
+    ),
+}
 
 # On-policy algorithms take a quarter of the steps: each episode is used once instead of four times. With four times the
 # rate, entropies were 0 after ten steps, and learning stopped.

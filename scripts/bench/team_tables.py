@@ -1,4 +1,4 @@
-"""Measure what the literature claims about teams: seven tables, each from several seeds, with intervals.
+"""Measure what the literature claims about teams: eight tables, each from several seeds, with intervals.
 
     python scripts/bench/team_tables.py                                   missing measurements: hours of two cores
     python scripts/bench/team_tables.py --tables credit cross_play --seeds 0 1 --jobs 2
@@ -34,7 +34,7 @@ from learning import write_between
 from record import common_settings, recorded_settings
 from reliable import t_interval
 from team_claims import AGENT_NAMES, TABLES, Training, Values, Variant, run_module
-from team_games import ENUMERATED_TASKS, TASKS, WARM_START
+from team_games import ENUMERATED_TASKS, ROLE_TASKS, TASKS, WARM_START
 from teams import settings
 
 from ippo_cli.compose.arguments import normalize_arguments
@@ -42,7 +42,7 @@ from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
 
 SCALE = "small"
-GAMES = TASKS | ENUMERATED_TASKS
+GAMES = TASKS | ENUMERATED_TASKS | ROLE_TASKS
 SEEDS = (0, 1, 2, 3, 4)
 INTRODUCTION = """\
 This page tests what papers claim about teams of agents. Each table is from `python scripts/bench/team_tables.py`

@@ -256,6 +256,48 @@ class Matrix(Simultaneous):
         return {0: 1.0}
 
 
+class UnequalRoles:
+    """The first agent acts in each of `turns` turns, the second in the last one: each for its own reward.
+
+    In a turn each agent observes a random letter of its own. The first copies it, the second writes the letter after
+    it. A right answer has a reward of 1, divided by the agent's turns.
+    """
+
+    def __init__(self, turns: int = 1) -> None:
+        self.turns = turns
+
+    def reset(self, seed: int) -> tuple[dict[str, str], dict[str, float]]:
+        self.luck, self.turn = random.Random(seed), 0
+        return self.draw(), {}
+
+    def draw(self) -> dict[str, str]:
+        """Draw and return the observations of the agents that act in the current turn."""
+        acting = AGENTS if self.turn == self.turns - 1 else AGENTS[:1]
+        self.words = {name: self.luck.choices(LETTERS)[0] for name in acting}
+        return self.words
+
+    def step(self, actions: Mapping[str, str]) -> tuple[dict[str, str], dict[str, float], bool, bool, dict[str, float]]:
+        answers = {name: actions[name].strip() for name in self.words}
+        paid = dict.fromkeys(AGENTS, 0.0)
+        for name, word in self.words.items():
+            right = word if name == "first" else _letter_after(word)
+            paid[name] = float(answers[name] == right) / (self.turns if name == "first" else 1)
+        parts = {"copied": float(answers["second"] == self.words["second"])} if "second" in answers else {}
+        self.turn += 1
+        is_over = self.turn == self.turns
+        return {} if is_over else self.draw(), paid, is_over, False, parts
+
+    def actions(self) -> Mapping[str, Sequence[str]]:
+        return {name: [*LETTERS] for name in self.words}
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _letter_after(letter: str) -> str:
+    return LETTERS[(LETTERS.index(letter) + 1) % len(LETTERS)]
+
+
 class Kuhn:
     """Kuhn poker: each agent pays 1 and gets one of three cards; `p` passes, `b` bets one more or calls.
 
@@ -430,6 +472,10 @@ def convention(turns: int) -> Matrix:
 
 def duel(turns: int) -> Matrix:
     return Matrix(DUEL, turns)
+
+
+def unequal_roles(turns: int = 1) -> UnequalRoles:
+    return UnequalRoles(turns)
 
 
 def kuhn() -> Kuhn:

@@ -336,6 +336,7 @@ class Minibatch:
     agent: Tensor  # [b] int64: index of each row's agent among the agents that are trained together
     num_positive_tokens: int = 0  # over all ranks and micro-batches, where loss_mask is set in positive rows
     num_value_sequences: int  # over all ranks and micro-batches, with a non-empty value_mask
+    loss_weight: float = 1.0  # of the gradients of its losses
 
     def select_rows(self, rows: Sequence[int] | Tensor) -> Self:
         """Return some of the rows as a micro-batch, trimmed to their used columns, with the same global counts."""

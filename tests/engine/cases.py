@@ -110,13 +110,25 @@ def settings(*, stage: int, dtype: str = "fp32", offload: bool = False, clip: fl
     )
 
 
-def update(engine: Engine, *, micro_batches: int = 1, scale: float = 1.0, last_rank_scale: float = 1.0) -> StepResult:
-    """One step on all eight rows: rank 0 has the larger part, each split into micro-batches, some of them empty."""
+def own_rows() -> tuple[Tensor, Tensor]:
+    """This rank's part of the rows: rank 0 has the larger one."""
     ids, mask = rows()
-    tokens = int(mask.sum())
     if distributed.world_size() > 1:
         mine = slice(0, 5) if distributed.rank() == 0 else slice(5, 8)
         ids, mask = ids[mine], mask[mine]
+    return ids, mask
+
+
+def update(
+    engine: Engine,
+    *,
+    micro_batches: int = 1,
+    scale: float = 1.0,
+    last_rank_scale: float = 1.0,
+    after_backward: Callable[[], None] = lambda: None,
+) -> StepResult:
+    """One step on all eight rows: rank 0 has the larger part, each split into micro-batches, some of them empty."""
+    tokens, (ids, mask) = int(rows()[1].sum()), own_rows()
     if distributed.rank() == distributed.world_size() - 1:
         scale *= last_rank_scale
     for part in torch.arange(len(ids)).tensor_split(micro_batches):
@@ -125,6 +137,7 @@ def update(engine: Engine, *, micro_batches: int = 1, scale: float = 1.0, last_r
         else:
             loss = share(engine(ids[:1]), ids[:1], mask[:1], tokens) * 0
         engine.backward(loss * scale)
+        after_backward()
     return engine.step()
 
 
@@ -173,6 +186,36 @@ def bf16_micro_batches(_: Path) -> Any:
             step = update(engine, micro_batches=k)
             results[stage, k] = (step, engine.full_state_dict())
             engine.destroy()
+    return results
+
+
+@case
+def computed_gradients(_: Path) -> Any:
+    """By stage, dtype and offloading: the gradient of rows with the longest masks and of the others on each rank,
+    computed while a step accumulates gradients, and whether this step differs from one without them."""
+    results = {}
+    for stage, dtype, offload in (
+        *((stage, dtype, False) for stage in (0, 1, 2) for dtype in ("fp32", "bf16")), (2, "fp32", True)
+    ):  # fmt: skip
+        engine = build(stage=stage, dtype=dtype, offload=offload)
+        update(engine)
+        parts: list[list[Tensor]] = []
+
+        def measure(engine: Engine = engine, parts: list[list[Tensor]] = parts) -> None:
+            (ids, mask), tokens = own_rows(), int(rows()[1].sum())
+            for own in (mask.sum(dim=1) > 2, mask.sum(dim=1) <= 2):
+                losses = (share(engine(ids), ids, mask & own[:, None], tokens) for _ in range(1))
+                parts.append(engine.compute_gradient(losses))
+
+        before = {name: tensor.float() for name, tensor in weights_everywhere(engine)[0].items()}
+        step, states = update(engine, micro_batches=2, after_backward=measure), weights_everywhere(engine)
+        engine.destroy()
+        other = build(stage=stage, dtype=dtype, offload=offload)
+        update(other)
+        same = update(other, micro_batches=2) == step
+        same &= all(torch.equal(own[name], weights_everywhere(other)[0][name]) for own in states for name in own)
+        other.destroy()
+        results[stage, dtype, offload] = (before, distributed.gather_objects(parts), step, same)
     return results
 
 

@@ -9,6 +9,8 @@ from zipfile import ZipFile
 
 import pytest
 import torch
+from cases import TinyLM, rows
+from cases import share as loss_share
 from torch import Tensor
 
 from ippo_cli.engine.zero import Engine
@@ -44,6 +46,27 @@ def test_bf16_micro_batches_equal_up_to_rounding(results: dict[str, Any]) -> Non
 def test_weights_without_gradient_decay(results: dict[str, Any]) -> None:
     for (_stage, dtype), (before, after) in results["unreached"].items():
         torch.testing.assert_close(after, before * (1 - 0.5 * 0.1), rtol=1e-6 if dtype == "fp32" else 1e-2, atol=0)
+
+
+def test_computed_gradients_sum_to_that_of_the_step(results: dict[str, Any]) -> None:
+    for (_stage, dtype, _offload), (weights, by_rank, step, same) in results["computed_gradients"].items():
+        module = TinyLM(0)
+        module.load_state_dict(weights, strict=False)
+        (ids, mask), tolerance = rows(), 1e-6 if dtype == "fp32" else 1e-2
+        loss_share(module(ids), ids, mask, int(mask.sum())).backward()
+        expected = [parameter.grad for parameter in module.parameters()]
+        for parts in by_rank:
+            assert len(parts) == 4, "two parts after each of two backward passes"
+            for left, right in zip(parts, by_rank[0], strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(parts[0], parts[2], strict=True))
+            total = [left + right for left, right in zip(parts[0], parts[1], strict=True)]
+            for found, wanted in zip(total, expected, strict=True):
+                torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+            norm = float(torch.cat([part.flatten() for part in total]).norm())
+            assert norm == pytest.approx(step.grad_norm, rel=1e-5 if dtype == "fp32" else 1e-2)
+            assert all(part.flatten().norm() > 0 for part in (*parts[0][:1], *parts[1][:1]))
+        assert same, "the step of the engine changed"
 
 
 def test_changed_parameters(results: dict[str, Any]) -> None:

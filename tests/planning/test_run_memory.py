@@ -126,3 +126,20 @@ def test_devices_of_servers(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = Machine(device="cuda", host_bytes=GIB, gpu_bytes=int(servers.weight_bytes), ranks=2, ranks_per_device=1)
     assert memory_error(config, RunMemory({}, servers), roomy) is None
     assert "rollout may need" in str(memory_warning(RunMemory({}, servers), roomy))
+
+
+def test_measurement_of_agents_gradients_needs_their_shares(tmp_path: Path) -> None:
+    sizes = {}
+    for every in (0, 1):
+        config, _ = small_config(tmp_path, "team=shared_policy", f"team.role_gradients_every={every}")
+        for ranks in (1, 2):
+            _, memory = estimate(config, ranks)
+            (actor, critic) = next(iter(memory.by_ranks.values())).trained
+            sizes[every, ranks] = actor, critic
+    for place in (0, 1):
+        without, one, two = (sizes[key][place] for key in ((0, 1), (1, 1), (1, 2)))
+        assert without.measuring_bytes == 0
+        parameters = one.shape.trained_parameters
+        assert one.measuring_bytes - one.training_bytes == parameters * (one.bytes_per_weight + 4 + 2 * 4)
+        assert two.measuring_bytes - two.training_bytes == parameters * (two.bytes_per_weight + 4 + 4)
+        assert one.update_bytes == max(without.update_bytes, one.measuring_bytes) > without.update_bytes

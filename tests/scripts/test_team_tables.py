@@ -270,3 +270,26 @@ def test_report_writes_claims_and_tables_into_the_page(tmp_path: Path, monkeypat
         for name, table in TABLES.items():
             block = text.partition(f"## {table.title}\n\n<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0]
             assert " ".join(block.split()) == f"{table.about} Not measured."
+
+
+def test_unequal_roles_act_and_are_rewarded_alone() -> None:
+    game = team_worlds.unequal_roles(turns=2)
+    observed, _ = game.reset(3)
+    assert set(observed) == set(game.actions()) == {"first"}
+    observed, rewards, is_over, _, parts = game.step({"first": f" {observed['first']} "})
+    assert (rewards, is_over, parts, set(observed)) == ({"first": 0.5, "second": 0.0}, False, {}, {"first", "second"})
+    following = {"a": "b", "b": "c", "c": "a"}[observed["second"]]
+    _, rewards, is_over, _, parts = game.step({"first": "?", "second": following})
+    assert (rewards, is_over, parts) == ({"first": 0.0, "second": 1.0}, True, {"copied": 0.0})
+
+
+def test_roles_are_means_over_iterations_and_final_scores(tmp_path: Path) -> None:
+    norms = {"first/policy/role_grad_norm": 3.0, "second/policy/role_grad_norm": 1.0}
+    scores = {"eval/sampled/first/score": 0.5, "eval/sampled/second/score": 0.25, "eval/sampled/copied": 0.5}
+    rows = [{"iteration": 0, **scores}, norms, {**norms, "first/policy/role_grad_norm": 5.0, **scores}]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    training = replace(make_training("role_gradients", "none", (0, 0.0)), folder=tmp_path)
+    found = team_claims.measure_roles(training)
+    assert (found["first"], found["second"], found["copied"]) == (1.0, 0.5, 0.5)
+    assert (found["first_norm"], found["second_norm"]) == (4.0, 1.0)
+    assert math.isnan(found["weight"])

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.training.methods.happo import SequentialCorrection, environment_steps
+from ippo_cli.training.minibatches import iterate_steps
 from ippo_cli.training.team_update import policy_update_order, update_team
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.update import update_learner
@@ -107,10 +108,10 @@ def test_factors_match_reference_and_affect_later_policies(overrides: tuple[str,
             if learner.is_policy:
                 own = targets[learner.name]
                 by_hand = {learner.name: replace(own, advantages=own.advantages * factors[learner.name])}
-                update_learner(learner, experience.rollouts, by_hand, CONTEXT)
+                update_learner(learner, iterate_steps(learner, experience.rollouts, by_hand, CONTEXT), CONTEXT)
                 for key, value in weights(learner).items():
                     torch.testing.assert_close(value, expected[learner.name][key], rtol=1e-3, atol=2e-5)
-                update_learner(learner, experience.rollouts, targets, CONTEXT)
+                update_learner(learner, iterate_steps(learner, experience.rollouts, targets, CONTEXT), CONTEXT)
 
 
 @pytest.mark.slow

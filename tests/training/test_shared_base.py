@@ -31,6 +31,7 @@ from ippo_cli.evaluation.evaluate_run import evaluate_run
 from ippo_cli.planning.model_specs import read_model_specs
 from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
 from ippo_cli.tasks.task import load_task
+from ippo_cli.training.minibatches import iterate_steps
 from ippo_cli.training.process import run_training
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.update import update_learner
@@ -94,7 +95,7 @@ def test_learner_changes_only_its_adapter(tmp_path: Path, stage: str) -> None:
         for learner in team.learners:
             modules = [one.engine.module for one in team.learners]
             before, own = weights(base.lm), [weights(module) for module in modules]
-            update_learner(learner, rollouts, targets, context)
+            update_learner(learner, iterate_steps(learner, rollouts, targets, context), context)
             assert [equal(weights(module), then) for module, then in zip(modules, own, strict=True)] == [
                 one is not learner for one in team.learners
             ]
@@ -115,7 +116,8 @@ def test_agents_with_equal_seeds_and_data_stay_equal(tmp_path: Path) -> None:
             same = {name: experience.rollouts["low"] for name in team}
             context = StepContext(seed=0, iteration=iteration, num_iterations=2)
             for learner in team.learners:
-                update_learner(learner, same, {name: targets["low"] for name in team}, context)
+                steps = iterate_steps(learner, same, {name: targets["low"] for name in team}, context)
+                update_learner(learner, steps, context)
             one, other = (weights(team[name].policy.engine.module) for name in team)
             assert equal(one, other)
             assert equal(*(weights(team[name].critic.engine.module) for name in team))

@@ -10,6 +10,7 @@ from small import experience_of, open_trainer
 from ippo_cli.agents.learner import Learner
 from ippo_cli.models import prefixes
 from ippo_cli.models.layout import build_sequences
+from ippo_cli.training.minibatches import iterate_steps
 from ippo_cli.training.team_update import update_team
 from ippo_cli.training.update import update_learner
 from ippo_cli.types import StepContext
@@ -141,12 +142,12 @@ def test_ratio_is_of_the_first_epoch_and_grad_norm_of_applied_steps(tmp_path):
         team, experience = trainer.state.team, experience_of(trainer)
         targets, _ = trainer.state.algorithm.compute_targets(team, experience)
         learner = team["solo"].policy
-        stats = update_learner(learner, experience.rollouts, targets, CONTEXT)
+        stats = update_learner(learner, iterate_steps(learner, experience.rollouts, targets, CONTEXT), CONTEXT)
         assert stats["solo/policy/steps"] == 3
         assert stats["solo/policy/ratio"] == pytest.approx(1.0, abs=1e-4)
         learner.mini_batch_size, learner.ppo_epochs = 8, 1
         targets["solo"].advantages[0] = float("nan")
-        stats = update_learner(learner, experience.rollouts, targets, CONTEXT)
+        stats = update_learner(learner, iterate_steps(learner, experience.rollouts, targets, CONTEXT), CONTEXT)
         assert (stats["solo/policy/steps"], stats["solo/policy/skipped_steps"]) == (2, 1)
         assert stats["solo/policy/grad_norm"] == learner.grad_norms.recent[-1] > 0
 

@@ -199,9 +199,23 @@ class Learner:
     def _user_loss(self) -> UserLoss | None:
         return self.objective.user_loss if isinstance(self.objective, PolicyObjective) else None
 
-    def backward(self, losses: Mapping[str, Loss]) -> None:
-        """Add the gradients of a micro-batch's losses."""
-        self.engine.backward(torch.stack([loss.total for loss in losses.values()]).sum())
+    def backward(self, losses: Mapping[str, Loss], weight: float = 1.0) -> None:
+        """Add the gradients of a micro-batch's losses, times `weight`."""
+        total = torch.stack([loss.total for loss in losses.values()]).sum()
+        self.engine.backward(total if weight == 1.0 else weight * total)
+
+    def compute_gradient(self, batch: Minibatch, context: StepContext) -> list[Tensor]:
+        """The gradient of a mini-batch's losses by trained parameter, see `Engine.compute_gradient`. Collective.
+
+        The gradients of the next optimizer step, weights and metrics are unaffected.
+        """
+
+        def totals() -> Iterator[Tensor]:
+            for micro_batch in self.iterate_micro_batches(batch):
+                progress.heartbeat()
+                yield torch.stack([loss.total for loss in self.losses(micro_batch, context).values()]).sum()
+
+        return self.engine.compute_gradient(totals())
 
     def _build_sequences(
         self, rollout: Rollout, rows: Tensor, device: torch.device, *, final: bool, split: bool = False

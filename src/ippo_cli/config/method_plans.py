@@ -8,5 +8,6 @@ METHOD_PLANS = (
     f"{METHODS}.credit:CreditPlan",
     f"{METHODS}.shared_rows:SharedRowsPlan",
     f"{METHODS}.opponents:OpponentPlan",
+    f"{METHODS}.role_gradients:RoleGradientsPlan",
 )
 """In the order of their lines."""

@@ -16,7 +16,7 @@ import os
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -88,6 +88,7 @@ class Engine(Generic[M]):
         self._factor = 1.0
         self._frozen_groups: frozenset[int] = frozenset()  # indices of the groups that steps leave unchanged
         self._is_gathered = False
+        self._is_bypassed = False  # whether forwards call the module alone
         # With tensor parallelism the ranks of a group are one replica of the module.
         self._replicas = distributed.world_size() // config.get("tensor_parallel", {}).get("autotp_size", 1)
         self._can_load = True
@@ -121,7 +122,7 @@ class Engine(Generic[M]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, through the engine; outputs may be passed to `backward`."""
-        return self._ds(*args, **kwargs)
+        return self.module(*args, **kwargs) if self._is_bypassed else self._ds(*args, **kwargs)
 
     def train(self, mode: bool = True) -> None:
         """Set the module's mode, as `nn.Module.train` does."""
@@ -139,6 +140,35 @@ class Engine(Generic[M]):
         """
         _select_ranks()
         self._ds.backward(loss * self._replicas, scale_wrt_gas=False)
+
+    def compute_gradient(self, losses: Iterable[Tensor]) -> list[Tensor]:
+        """The gradient of the sum of losses over all ranks, in float32, by trained parameter in the module's order.
+
+        A loss is this rank's share of the objective, as in `backward`, and may be computed when it is requested. The
+        accumulated gradients and DeepSpeed's state remain. Only at stages 0 to 2, without tensor or sequence
+        parallelism. Collective: every rank has the result.
+        """
+        if self._stage == 3 or self._is_split:
+            raise RuntimeError("an engine that shards its weights has no gradients of whole parameters")
+        params = [param for param in self.module.parameters() if id(param) in self._owned]
+        total = [torch.zeros(param.shape, dtype=torch.float32, device=param.device) for param in params]
+        with _suspend_hooks(self._hooks()), self._bypass():
+            for loss in losses:
+                found = torch.autograd.grad(loss, params, allow_unused=True)
+                for part, gradient in zip(total, found, strict=True):
+                    if gradient is not None:
+                        part += gradient
+        for place, part in enumerate(total):  # one at a time, so that no second copy of all exists
+            total[place] = distributed.all_sum(part)
+        return total
+
+    @contextlib.contextmanager
+    def _bypass(self) -> Iterator[None]:
+        self._is_bypassed = True
+        try:
+            yield
+        finally:
+            self._is_bypassed = False
 
     def step(self) -> StepResult:
         """Take one optimizer step on the accumulated gradients, and clear them.

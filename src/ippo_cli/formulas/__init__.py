@@ -31,6 +31,7 @@ from ippo_cli.formulas.policy_loss import (
 from ippo_cli.formulas.popart import rescale_output
 from ippo_cli.formulas.ratings import bradley_terry
 from ippo_cli.formulas.reweight import reweight
+from ippo_cli.formulas.role_weights import equal_norm_weights, gradnorm_weights
 from ippo_cli.formulas.router_loss import router_loss
 from ippo_cli.formulas.sequential import sequential_factor, step_logratio
 from ippo_cli.formulas.shapley import shapley_values
@@ -52,9 +53,11 @@ __all__ = [
     "clipped_policy_loss",
     "cross_agent_weights",
     "disagreement_limits",
+    "equal_norm_weights",
     "expected_values",
     "full_kl",
     "gae",
+    "gradnorm_weights",
     "group_normalized",
     "hl_gauss_loss",
     "kl_estimate",

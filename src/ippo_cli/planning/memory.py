@@ -27,7 +27,7 @@ from ippo_cli.engine.zero_memory import EngineMemory, inference_memory
 from ippo_cli.models.shape import ModelShape
 from ippo_cli.planning.agent_shapes import AgentShapes, bytes_per_weight
 from ippo_cli.planning.episode_length import response_tokens
-from ippo_cli.planning.method_plan import find_authors, method_plans
+from ippo_cli.planning.method_plan import count_gradient_parts, find_authors, method_plans
 from ippo_cli.planning.model_memory import FrozenModel, MemoryEstimate, TrainedModel
 from ippo_cli.planning.pass_memory import forward_bytes, kv_bytes
 from ippo_cli.planning.sampler_memory import estimate_sampler_memory
@@ -182,6 +182,7 @@ def _actor_model(
             rows=len(names) * place.rows(names[0], component),
             rows_per_step=len(names) * max(-(-mini_batch_size(config, settings) // count_groups(config, ranks)), 1),
             value_bins=settings.critic.num_bins if has_value_head else 0,
+            gradient_parts=count_gradient_parts(config, holder),
             has_scoring=has_value_head or config.rollout.recompute_logprobs or needs_reference(config),
         ),
         checkpointed=actor.gradient_checkpointing,
@@ -217,6 +218,7 @@ def _critic_model(
             * max(-(-critic_mini_batch_size(config, settings) // count_groups(config, ranks)), 1),
             has_scoring=True,
             value_bins=settings.critic.num_bins,
+            gradient_parts=count_gradient_parts(config, name),
         ),
         checkpointed=model.gradient_checkpointing,
         decodes=False,

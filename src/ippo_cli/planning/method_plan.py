@@ -45,6 +45,10 @@ class MethodPlan:
         """Further copies of the trained policies on disk."""
         return 0
 
+    def gradient_parts(self, learner: str) -> int:
+        """Gradients in float32 that are kept at once in an update of a policy or critic, sharded over its ranks."""
+        return 0
+
     def authors(self, agent: str) -> tuple[str, ...]:
         """The other agents with responses that an agent's policy is trained on, in the task's order."""
         return ()
@@ -59,6 +63,11 @@ def method_plans(config: Config) -> list[MethodPlan]:
         own = None if estimator is None else estimator.build_plan(config)
         plans += [] if own is None else [own]
     return plans
+
+
+def count_gradient_parts(config: Config, learner: str) -> int:
+    """Gradients in float32 that an update of a policy or critic keeps at once."""
+    return sum(plan.gradient_parts(learner) for plan in method_plans(config))
 
 
 def find_authors(config: Config, agent: str) -> tuple[str, ...]:

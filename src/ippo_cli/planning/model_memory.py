@@ -22,11 +22,13 @@ class TrainedModel:
     has_several_micro_batches: bool  # per optimizer step
     is_actor: bool
     is_stage3: bool  # stage 3 loads weights one parameter at a time
+    measuring_bytes: float = 0.0  # a measurement of parts of the gradient before a step; 0 without one
 
     @property
     def update_bytes(self) -> float:
         """Additional memory during an update."""
-        return self.memory.update_peak(self.training_bytes, has_several=self.has_several_micro_batches)
+        peak = self.memory.update_peak(self.training_bytes, has_several=self.has_several_micro_batches)
+        return max(peak, self.measuring_bytes)
 
     @property
     def loading_bytes(self) -> float:

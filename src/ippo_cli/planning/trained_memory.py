@@ -13,6 +13,7 @@ from ippo_cli.planning.agent_shapes import bytes_per_weight
 from ippo_cli.planning.model_memory import TrainedModel
 from ippo_cli.planning.pass_memory import activation_bytes, forward_bytes, logit_bytes
 
+FP32_BYTES = 4
 LOGIT_CHUNK_ELEMENTS = 1 << 26  # see `agents/build.py`
 # Bytes per token and bin of a categorical value head: float32 outputs, in states, and their softmax; in training also
 # masked, with log-probabilities, targets and gradients.
@@ -29,6 +30,7 @@ class EngineInput:
     rows_per_step: int  # rows per optimizer step, of a model-parallel group
     has_scoring: bool  # whether it also runs forward passes without gradients
     value_bins: int = 0  # outputs of a categorical value head per token
+    gradient_parts: int = 0  # gradients in float32 that are kept at once, sharded over the ranks
 
     @property
     def response_fraction(self) -> float:
@@ -80,13 +82,8 @@ def estimate_trained_model(
     forward = scored * forward_bytes(shape, width)
     forward += scored * read.value_bins * BIN_BYTES
     forward += min(chunk, scored * written) * shape.vocabulary * logit_bytes(width, trains=False, entropy=entropy)
-    return TrainedModel(
-        name=name,
-        shape=shape,
-        bytes_per_weight=width,
-        memory=replace(memory, decode_weights=memory.decode_weights + gathered),
-        scoring_bytes=forward + gathered if read.has_scoring else 0.0,
-        training_bytes=micro
+    training_bytes = (
+        micro
         * activation_bytes(
             shape,
             width,
@@ -96,7 +93,19 @@ def estimate_trained_model(
             tensor_parallel=ranks_per_replica,
         )
         + micro * read.value_bins * TRAINED_BIN_BYTES
-        + min(chunk, micro * written) * shape.vocabulary * logit_bytes(width, trains=True, entropy=entropy),
+        + min(chunk, micro * written) * shape.vocabulary * logit_bytes(width, trains=True, entropy=entropy)
+    )
+    parts = 0.0
+    if read.gradient_parts:  # a gradient of a micro-batch, the sum of one part, and this rank's shares of all
+        parts = parameters * (width + FP32_BYTES * (1 + read.gradient_parts / ranks))
+    return TrainedModel(
+        name=name,
+        shape=shape,
+        bytes_per_weight=width,
+        memory=replace(memory, decode_weights=memory.decode_weights + gathered),
+        scoring_bytes=forward + gathered if read.has_scoring else 0.0,
+        training_bytes=training_bytes,
+        measuring_bytes=training_bytes + parts if parts else 0.0,
         has_several_micro_batches=read.max_row_tokens * read.rows_per_step > micro_batch_limit,
         is_actor=decodes,
         is_stage3=engine_stage(config, width, ranks) == 3,

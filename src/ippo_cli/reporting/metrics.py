@@ -135,6 +135,15 @@ METRICS: dict[str, str] = {
         )
         for name in UPDATE_METRICS
     },
+    "<learner>/<stage>/role_grad_norm": "team.role_gradients_every: gradient norm of the first optimizer step, before "
+    "clipping and weights; <agent>/<stage>/role_grad_norm: of the agent's part; <stage>: policy, value or joint",
+    "<agent>/<stage>/role_grad_fraction": "team.role_gradients_every: scalar product of the agent's part and the "
+    "gradient, over the squared norm of the gradient; the sum over agents is 1",
+    "<agent>/<stage>/role_grad_cosine": "team.role_gradients_every: cosine of the agent's part and the gradient",
+    "<agent>/<stage>/role_grad_cosine/<other>": "team.role_gradients_every: cosine of the parts of two agents",
+    "<agent>/<stage>/role_grad_spike": "team.role_gradients_every: 1 if the norm of the agent's part is above 3 times "
+    "the median of the 50 measurements before",
+    "<agent>/<stage>/role_weight": "team.role_balance: weight of the agent's losses; the mean over agents is 1",
     "<agent>/value/explained_variance": "1 - Var(return - value) / Var(return) of the values before the update; null "
     "if all returns are equal",
     "<agent>/value/disagreement": "critic.ensemble > 1: mean standard deviation of the critics' values per token",

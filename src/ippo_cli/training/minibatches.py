@@ -31,6 +31,7 @@ class OptimizerStep:
     epoch: int
     is_first: bool  # of the update
     num_tokens: int  # over all ranks, where loss_mask is set
+    batch: Minibatch  # its rows on this rank
     micro_batches: Iterator[MicroBatch]  # equally many on every rank; readable once
 
 
@@ -61,6 +62,7 @@ def iterate_steps(
                 epoch=epoch,
                 is_first=is_first,
                 num_tokens=batch.num_tokens,
+                batch=batch,
                 micro_batches=learner.iterate_micro_batches(batch),
             )
             is_first = False

@@ -13,6 +13,7 @@ from ippo_cli.agents.routing import share_rows
 from ippo_cli.agents.team import Team
 from ippo_cli.engine import distributed
 from ippo_cli.training.methods.method import Method
+from ippo_cli.training.minibatches import iterate_steps
 from ippo_cli.training.update import UpdateStats, update_learner
 from ippo_cli.types import CriticView, Experience, Rollout, StepContext, Targets
 
@@ -81,8 +82,11 @@ class PlacedUpdates:
             if not is_resting and learner.objective.is_active(self.context):
                 for method in self.methods:
                     self.stats[id(learner)] |= method.before_update(learner, rows.targets)
+            steps = iterate_steps(learner, rows.rollouts, rows.targets, self.context, rows.views)
+            for method in self.methods:
+                steps = method.wrap_steps(learner, steps, self.context)
             self.stats[id(learner)] |= update_learner(
-                learner, rows.rollouts, rows.targets, self.context, rows.views, turns=self.turns, is_resting=is_resting
+                learner, steps, self.context, turns=self.turns, is_resting=is_resting
             )
 
     def collect_stats(self) -> list[UpdateStats]:

@@ -15,8 +15,8 @@ from ippo_cli.engine.zero import StepResult
 from ippo_cli.reporting.accumulator import MetricAccumulator
 from ippo_cli.reporting.iteration_metrics import add_prefix
 from ippo_cli.runs.faults import fault_point
-from ippo_cli.training.minibatches import OptimizerStep, iterate_steps
-from ippo_cli.types import CriticView, Rollout, StepContext, Targets
+from ippo_cli.training.minibatches import OptimizerStep
+from ippo_cli.types import StepContext
 
 MAX_SKIPPED_IN_A_ROW = 5
 
@@ -25,18 +25,16 @@ UpdateStats = dict[str, float]
 
 def update_learner(
     learner: Learner,
-    rollouts: Mapping[str, Rollout],
-    targets: Mapping[str, Targets],
+    steps: Iterator[OptimizerStep],
     context: StepContext,
-    views: Mapping[str, CriticView] | None = None,
     *,
     turns: Mapping[str, int] = MappingProxyType({}),
     is_resting: bool = False,
 ) -> UpdateStats:
-    """Train one learner for one iteration, on the rows of its agents; returns its metrics by full name.
+    """Train one learner for one iteration with these optimizer steps; returns its metrics by full name.
 
-    `views`: by agent, the input of a centralised critic in place of the rows. `turns`: by agent, the number of first
-    turns with metrics. If `is_resting`, only the learning rate is set. Metrics are the same on every rank.
+    `turns`: by agent, the number of first turns with metrics. If `is_resting`, only the learning rate is set. Metrics
+    are the same on every rank.
     """
     factor = learner.set_learning_rate(context.iteration, context.num_iterations)
     stats = {f"{learner.name}/{learner.stage}/learning_rate": factor * learner.optimizer.learning_rate}
@@ -44,7 +42,6 @@ def update_learner(
         is_named = learner.member is None or not learner.member.index  # metrics by agent are those of the first critic
         accumulator = MetricAccumulator.for_learner(learner.name, learner.agent_names, turns if is_named else {})
         with record_function(f"ippo/update/{learner.name} {learner.stage}"):
-            steps = iterate_steps(learner, rollouts, targets, context, views)
             step_stats = _run_steps(learner, steps, context, accumulator)
             stats |= add_prefix(f"{learner.name}/{learner.stage}", step_stats) | accumulator.means()
     return stats
@@ -93,7 +90,7 @@ def _run_step(
             accumulator.add(prefix, loss, micro_batch.rows, first_epoch=step.epoch == 0, first_step=step.is_first)
         fault_point("backward")
         progress.heartbeat()
-        learner.backward(losses)
+        learner.backward(losses, micro_batch.rows.loss_weight)
     accumulator.count_tokens(step.num_tokens, first_epoch=step.epoch == 0)
     fault_point("step")
     return learner.engine.step()

@@ -155,6 +155,7 @@ from ippo_cli.config.schema.task import (
 from ippo_cli.config.schema.team import (
     IndependentTeamConfig,
     OpponentPoolConfig,
+    RoleBalance,
     SharedBaseConfig,
     SharedPolicyConfig,
     TeamConfig,

@@ -23,6 +23,12 @@ class UpdateOrder(str, Enum):
     sequential = "sequential"
 
 
+class RoleBalance(str, Enum):
+    none = "none"
+    equal_norm = "equal_norm"
+    gradnorm = "gradnorm"
+
+
 @dataclass
 class OpponentPoolConfig:
     """Opponent pool: play against snapshots of earlier policies."""
@@ -49,6 +55,8 @@ class TeamConfig:
     opponent_pool: OpponentPoolConfig
     share_rollouts: bool
     # every agent also trains on the scored responses of the others to the same prompts (HACPO)
+    role_gradients_every: NonNegativeInt
+    # iterations between measurements of each agent's part of the gradient of shared weights; 0 = none
 
 
 @option("team", "independent")
@@ -63,6 +71,10 @@ class SharedPolicyConfig(TeamConfig):
     """The agents of a group share one actor and one critic; prompts distinguish the agents."""
 
     groups: Frozen[dict[str, list[str]]]  # agents of each group by its name; {} = all agents in one, named shared
+    role_balance: RoleBalance
+    # weights of agents' losses: none: 1 | equal_norm: equal norms of gradients | gradnorm: equal training rates
+    gradnorm_alpha: Annotated[float, Range(0.0)] | None  # gradnorm: strength of the balance of rates; null otherwise
+    gradnorm_best_score: float | None  # gradnorm: score without a loss, such as 1; null otherwise
 
 
 @option("team", "shared_base")

@@ -17,6 +17,7 @@ from ippo_cli.training.methods.method import Method
 from ippo_cli.training.methods.opponents import OpponentPool
 from ippo_cli.training.methods.popart import ReturnNormalization
 from ippo_cli.training.methods.refill import Refill
+from ippo_cli.training.methods.role_gradients import RoleGradients
 from ippo_cli.training.methods.shared_rows import SharedRows
 from ippo_cli.training.targets import Algorithm
 
@@ -46,4 +47,6 @@ def build_methods(
         methods.append(SequentialUpdates(config))
     if any(getattr(agent.critic, "popart_beta", None) is not None for agent in config.task.agents.values()):
         methods.append(ReturnNormalization())
+    if config.team.role_gradients_every:
+        methods.append(RoleGradients(config))
     return methods

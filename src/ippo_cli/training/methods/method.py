@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -23,8 +23,9 @@ from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.training.algorithm_state import AlgorithmState
+from ippo_cli.training.minibatches import OptimizerStep
 from ippo_cli.training.reward_calls import RewardCaller, RewardedEpisodes
-from ippo_cli.types import Batch, Episode, Experience, Rollout, Targets, Turn
+from ippo_cli.types import Batch, Episode, Experience, Rollout, StepContext, Targets, Turn
 
 PlayBatch = Callable[[Batch, OnEpisodes | None], list[Episode]]
 """Plays one episode per example of a part of this rank's batch."""
@@ -197,6 +198,12 @@ class Method:
     def before_update(self, learner: Learner, targets: Mapping[str, Targets]) -> dict[str, float]:
         """Change a learner before its update; returns metrics. Collective over the ranks that hold it."""
         return {}
+
+    def wrap_steps(
+        self, learner: Learner, steps: Iterator[OptimizerStep], context: StepContext
+    ) -> Iterator[OptimizerStep]:
+        """Change the optimizer steps of a learner's update. Collective over the ranks that hold it."""
+        return steps
 
     def metrics(self, outcome: Outcome) -> dict[str, float]:
         """Metrics of the iteration, by full name."""
