@@ -25,7 +25,8 @@ def pack_linears(model: nn.Module, rows: int, forwards: int) -> Iterator[None]:
     where torch or the processor lack the operation. Weights must not change inside. In bf16 outputs are equal to the
     bit; in float32 they may differ by rounding, since torch uses another library.
     """
-    maps = [part for part in model.modules() if forwards >= MIN_FORWARDS and is_packable(part)]
+    maps = [part for part in model.modules() if isinstance(part, nn.Linear) and is_packable(part)]
+    maps = maps if forwards >= MIN_FORWARDS else []
     packed: list[nn.Module] = []
     try:
         with suppress(RuntimeError):  # a processor or a build without the operation: the remaining maps are unchanged

@@ -70,7 +70,7 @@ def sample_tokens(
 
     `noise` may be `None` only for greedy decoding. `seen [n, V]` marks the tokens with a repetition penalty, `banned
     [n, V]` tokens that are not allowed yet. `with_fixed_shapes`: no operation depends on a value, and the token of a
-    row may remain unknown (`TokenNoise.try_choose`). A CPU samples few rows at once, whose logits stay in its cache.
+    row may remain unknown (`TokenNoise.try_choose`). A CPU samples few rows at once: their logits stay in its cache.
     """
     if with_fixed_shapes or logits.device.type != "cpu":
         return _sample_rows(logits, sampling, noise, places, seen, banned, with_fixed_shapes)
