@@ -39,6 +39,9 @@ OWN_KEYS: dict[str, tuple[str, ...]] = {
     ),
     "ippo-export": ("run", "checkpoint", "to", "agent", "merged", "dtype", "critic"),
     "ippo-chat": ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw", "serve", "host", "port"),
+    "ippo-controls": tuple(
+        f"controls.{key}" for key in ("arms", "single", "no_messages", "seeds", "alpha", "range", "to")
+    ),
     "ippo-sweep": ("to",),
     "ippo-verify": ("iterations", "count", "seed", "span", "to"),
     "ippo-report": ("to", "title"),

@@ -23,8 +23,8 @@ def hedged_log_capital(values: Tensor, mean: Tensor, alpha: float, truncation: f
         K+ = prod 1 + min(lambda_t, c/m) (x_t - m),  K- = prod 1 - min(lambda_t, c/(1 - m)) (x_t - m)
         max(K+, K-) / 2                                                                  (Theorem 3, theta = 1/2)
 
-    `mean`: m, `[...]`, broadcast over values. s²_t is the running variance, which begins at 1/4. If m is the conditional
-    mean of every value, the capital reaches 1/alpha with probability at most alpha, ever.
+    `mean`: m, `[...]`, broadcast over values. s²_t is the running variance, which begins at 1/4. If m is the
+    conditional mean of every value, the capital reaches 1/alpha with probability at most alpha, ever.
     """
     bets = _plug_in_bets(values, alpha)
     mean = mean[..., None]
