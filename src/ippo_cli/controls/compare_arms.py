@@ -53,7 +53,7 @@ def run_comparison(argv: Sequence[str], keys: Sequence[str]) -> None:
     run_search_sweep(
         [*plan.of_sweep, *plan.search_paths, *plan.team],
         folder,
-        ControlSearch(plan, parallel, partial(write_report, plan)),
+        ControlSearch(plan, parallel),
         partial(_report, plan, shell_command(PROGRAM, *argv)),
         argv,
     )

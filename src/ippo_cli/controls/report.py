@@ -70,16 +70,19 @@ def _rows(plan: ControlPlan, results: Mapping[str, ArmResult], runs: Runs) -> It
     team = [run for (name, _), run in runs.items() if name == TEAM and run.score is not None]
     yield [TEAM, str(len(team)), "-", "-", "-", format_tokens(sum(run.tokens for run in team)), "-"]
     for name, result in results.items():
-        is_same = name == SINGLE_TOKENS and run_name(plan, name, runs) == SINGLE_SAMPLES
         yield [
             name,
             f"{len(result.differences)}{' pairs' if name == OTHER_SEEDS else ''}",
             "-" if result.mean is None else f"{result.mean:+.3f}",
             f"[{result.lower[-1]:+.3f}, {result.upper[-1]:+.3f}]" if result.lower else "-",
             result.verdict,
-            f"as {SINGLE_SAMPLES}" if is_same else format_tokens(result.tokens),
+            "same runs" if _has_runs_of_samples(plan, name, runs) else format_tokens(result.tokens),
             _to_decide(result),
         ]
+
+
+def _has_runs_of_samples(plan: ControlPlan, name: str, runs: Runs) -> bool:
+    return name == SINGLE_TOKENS and run_name(plan, name, runs) == SINGLE_SAMPLES
 
 
 def _to_decide(result: ArmResult) -> str:
@@ -105,6 +108,8 @@ def _notes(plan: ControlPlan, results: Mapping[str, ArmResult], runs: Runs) -> I
     if OTHER_SEEDS in plan.arms:
         yield f"{OTHER_SEEDS}: agents trained together minus agents of two seeds; one difference for two seeds"
     for name, result in results.items():
+        if _has_runs_of_samples(plan, name, runs):
+            yield f"{name} has the runs of {SINGLE_SAMPLES}, which generate as many tokens as the team"
         if result.failed:
             yield f"{name}: no score for seeds {' '.join(map(str, result.failed))}, which are not counted"
     for run in runs.values():

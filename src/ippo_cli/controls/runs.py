@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ippo_cli.config.errors import ResumeError
 from ippo_cli.runs.folder import metric_rows
 from ippo_cli.sweeps.folder import JobRow, is_done, read_run
 from ippo_cli.sweeps.search import FINISHED
@@ -62,6 +64,9 @@ def _count_tokens(folder: Path, iterations: int) -> int:
     """Tokens of all agents up to an iteration: their rate times the seconds that it is about."""
     if not (folder / "metrics.jsonl").is_file():
         return 0
-    rows = [row for row, _ in metric_rows(folder / "metrics.jsonl") if TOKEN_RATE in row]
-    seconds = (row.get("time/ahead", row.get("time/rollout", 0.0)) for row in rows if row["iteration"] <= iterations)
-    return sum(round(row[TOKEN_RATE] * length) for row, length in zip(rows, seconds, strict=False))
+    tokens = 0
+    with suppress(ResumeError):  # the last row may be incomplete
+        for row, _ in metric_rows(folder / "metrics.jsonl"):
+            if TOKEN_RATE in row and row["iteration"] <= iterations:
+                tokens += round(row[TOKEN_RATE] * row.get("time/ahead", row["time/rollout"]))
+    return tokens

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.text import format_count
 from ippo_cli.controls.arms import OTHER_SEEDS, SINGLE_SAMPLES, SINGLE_TOKENS, TEAM, ControlPlan
 from ippo_cli.controls.assess import (
@@ -18,7 +19,9 @@ from ippo_cli.controls.assess import (
     token_iterations,
 )
 from ippo_cli.controls.cross_play import evaluate_cross_play, read_cross_play
+from ippo_cli.controls.report import JSON_FILE, write_report
 from ippo_cli.controls.runs import Runs, read_runs, run_folder_name
+from ippo_cli.runs.folder import print_warning
 from ippo_cli.runs.output import print_text
 from ippo_cli.sweeps.folder import STOP_FILE, JobRow
 from ippo_cli.sweeps.search import FINISHED
@@ -33,8 +36,8 @@ class ControlSearch:
 
     plan: ControlPlan
     max_parallel: int
-    write_report: Callable[[Path, dict[str, ArmResult], Runs], None]
     verdicts: dict[str, str] = field(default_factory=dict)  # that were printed
+    failed_pairs: set[tuple[int, int]] = field(default_factory=set)  # seeds; the same command again tries them again
 
     @property
     def total(self) -> int:
@@ -42,12 +45,15 @@ class ControlSearch:
 
     def new_rows(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
         if any(row.state not in FINISHED for row in rows):
+            if not (folder / JSON_FILE).exists():  # records the statistics before the first score
+                runs = read_runs(folder, rows)
+                write_report(self.plan, folder, assess_arms(self.plan, folder, runs), runs)
             return []
         runs = read_runs(folder, rows)
         self._evaluate_cross_play(folder, runs)
         results = assess_arms(self.plan, folder, runs)
         if rows:
-            self.write_report(folder, results, runs)
+            write_report(self.plan, folder, results, runs)
             self._print_verdicts(results)
         wanted = self._missing_runs(results, runs)
         return [self._row(len(rows) + place, *run, runs) for place, run in enumerate(wanted, start=1)]
@@ -99,9 +105,15 @@ class ControlSearch:
             return
         for pair in cross_play_pairs(self.plan, runs):
             own = [runs[TEAM, seed] for seed in pair]
-            if all(run.score is not None for run in own) and read_cross_play(folder, pair) is None:
-                print_text(f"ippo: cross-play of seeds {pair[0]} and {pair[1]}")
+            is_known = read_cross_play(folder, pair) is not None or pair in self.failed_pairs
+            if is_known or any(run.score is None for run in own):
+                continue
+            print_text(f"ippo: cross-play of seeds {pair[0]} and {pair[1]}")
+            try:
                 evaluate_cross_play(folder, pair, (own[0].folder, own[1].folder))
+            except PreflightError as error:
+                self.failed_pairs.add(pair)
+                print_warning(str(error))
 
     def _print_verdicts(self, results: dict[str, ArmResult]) -> None:
         for name, result in results.items():
