@@ -95,12 +95,13 @@ def test_messages_that_templates_do_not_decide_stay(overrides: list[str], messag
         (["controls.alpha=1"], "controls.alpha=1.0 is out of range"),
         (["controls.seeds=0"], "controls.seeds=0 is out of range"),
         (["controls.seeds=x"], "controls.seeds=x must be a whole number"),
+        (["controls.differences=norml"], "controls.differences=norml"),
         (["controls.range=[1,0]"], "is not a lower and an upper limit"),
         (["controls.arms=[no_message]"], "is no arm (closest: no_messages)"),
         (["controls.arms=[single_samples]"], "names no task for one agent"),
         (["controls.arms=[no_messages]"], "has no messages"),
         (["controls.single=task=sorting_sol"], "task=sorting_sol"),
-        (["controls.single=task=sorting_solo task.primary_metric=greedy/score"], "differs from the team's sampled/score"),
+        (["controls.single=task=sorting_solo task.primary_metric=greedy/score"], "differs from the team's"),
         (["controls.single=task=sorting_solo seed=3"], "seeds are paired"),
         (["seed=1,2"], "has several values"),
         (["resume=auto"], "the same command again continues"),
@@ -115,6 +116,10 @@ def test_wrong_arguments(argv: list[str], message: str) -> None:
     assert raised.value.exit_code == 2
 
 
+def test_normal_differences_need_no_known_range() -> None:
+    assert plan("task=sorting", "reward.agent_weight=1", "controls.differences=normal").score_range is None
+
+
 def test_equal_overrides_have_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     one = comparison_folder(["task=relay", "name=x"], ControlsConfig())
@@ -123,5 +128,3 @@ def test_equal_overrides_have_one_folder(tmp_path: Path, monkeypatch: pytest.Mon
     assert comparison_folder(["name=x", "task=relay", "sweep.max_parallel=2"], ControlsConfig(seeds=5)) == one
     assert comparison_folder(["name=x", "task=relay"], ControlsConfig(single="task=y")) != one
     assert comparison_folder([], ControlsConfig(to="here")) == tmp_path / "here"
-
-

@@ -15,6 +15,7 @@ from ippo_cli.controls.assess import assess_arms, estimate_more, minimum_seeds
 from ippo_cli.controls.report import check_same_comparison, format_terminal, write_report
 from ippo_cli.controls.runs import Runs, read_runs
 from ippo_cli.controls.search import ControlSearch
+from ippo_cli.controls.settings import Differences
 from ippo_cli.sweeps.folder import JobRow, set_state
 
 PLAN = ControlPlan(
@@ -25,6 +26,7 @@ PLAN = ControlPlan(
     search_paths=(),
     metric="sampled/score",
     score_range=(0.0, 1.0),
+    differences=Differences.bounded,
     first_seed=3,
     seeds=12,
     alpha=0.1,
@@ -44,7 +46,7 @@ class Comparison:
     def run_round(self) -> list[str]:
         new = self.search.new_rows(self.folder, self.rows)
         for row in new:
-            name, _, seed = row.folder.rpartition("-")
+            name, _, _ = row.folder.rpartition("-")
             self.finish(row, self.scores.get(row.folder, self.scores[name]))
         self.rows += new
         self.rounds.append([row.folder for row in new])
@@ -75,7 +77,7 @@ class Comparison:
 def test_arm_ends_as_soon_as_its_answer_is_known(tmp_path: Path) -> None:
     comparison = Comparison(tmp_path, PLAN, {"team": 0.9, "shared_policy": 0.85, "no_messages": 0.1})
     runs = comparison.run()
-    least = minimum_seeds(PLAN.alpha_per_arm)
+    least = minimum_seeds(PLAN)
     first = [f"{name}-{seed}" for seed in range(3, 3 + least) for name in ("team", "shared_policy", "no_messages")]
     assert comparison.rounds[0] == first, "there is no verdict before"
     results = assess_arms(PLAN, tmp_path, runs)
@@ -153,7 +155,7 @@ def test_cross_play_counts_pairs_of_seeds(tmp_path: Path) -> None:
     result = assess_arms(plan, tmp_path, runs)["other_seeds"]
     assert result.verdict == "team better"
     assert result.seeds == [3, 5, 7, 9, 11][: len(result.seeds)]
-    assert len(runs) == 2 * minimum_seeds(0.2), "two runs for each difference"
+    assert len(runs) == 2 * minimum_seeds(plan), "two runs for each difference"
 
 
 def test_score_out_of_range_is_an_error(tmp_path: Path) -> None:
@@ -177,12 +179,27 @@ def test_statistics_are_fixed_before_the_first_seed(tmp_path: Path) -> None:
             check_same_comparison(changed, tmp_path)
 
 
-def test_estimate_of_further_seeds() -> None:
-    assert minimum_seeds(0.05) == 6
-    assert estimate_more([], 0.05) == 6
-    assert estimate_more([1.0, 1.0], 0.05) == 4
-    assert estimate_more([0.5, 0.5], 0.05) is None
-    few, many = estimate_more([0.65] * 5, 0.05), estimate_more([0.55] * 5, 0.05)
+@pytest.mark.parametrize("kind", Differences)
+def test_estimate_of_further_seeds(kind: Differences) -> None:
+    plan = replace(PLAN, differences=kind)
+    least = minimum_seeds(plan)
+    assert least == {"bounded": 6, "normal": 3}[kind.value]
+    assert estimate_more([], plan) == least
+    assert estimate_more([1.0, 1.0], plan) == least - 2
+    assert estimate_more([0.5, -0.5], plan) is None
+    few, many = estimate_more([0.3, 0.4] * 2, plan), estimate_more([0.3, -0.1] * 2, plan)
     assert few is not None
     assert many is not None
     assert few < many
+
+
+def test_normal_differences_need_no_range(tmp_path: Path) -> None:
+    plan = replace(PLAN, differences=Differences.normal, score_range=None)
+    scores = {"team": 9.0, "shared_policy": 9.0, "no_messages": 1.0} | {f"no_messages-{seed}": seed for seed in (4, 6)}
+    comparison = Comparison(tmp_path, plan, scores)
+    results = assess_arms(plan, tmp_path, comparison.run())
+    assert results["no_messages"].verdict == "team better"
+    assert len(results["no_messages"].seeds) < minimum_seeds(PLAN)
+    check_same_comparison(plan, tmp_path)
+    with pytest.raises(ConfigError, match=r"controls.differences=bounded was normal"):
+        check_same_comparison(PLAN, tmp_path)

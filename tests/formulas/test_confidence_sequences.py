@@ -10,7 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ippo_cli.formulas.confidence_sequences import confidence_sequence, hedged_log_capital
+from ippo_cli.formulas.confidence_sequences import (
+    confidence_sequence,
+    hedged_log_capital,
+    normal_confidence_sequence,
+)
 from ippo_cli.runs.intervals import t_quantile
 
 ALPHA = 0.05
@@ -118,3 +122,65 @@ def test_clear_effects_are_decided_with_few_seeds(difference: float, deviation: 
     assert reached.any(dim=1).all()
     assert float(first.double().median()) <= most
     assert first.min() >= 6
+
+
+def likelihood_ratio(values: Sequence[float], mean: float, variance: float = 10.0) -> float:
+    """Of the values around `mean`: integrals over deviations and effects, by the trapezoid rule, of normal densities.
+
+    Deviations have the density 1 / deviation, effects a normal one.
+    """
+    shifted = [value - mean for value in values]
+    effects = [8 * math.sqrt(variance) * (step / 400 - 1) for step in range(801)]
+    logs = [-12 + 24 * step / 600 for step in range(601)]
+    squares, total = math.fsum(value**2 for value in shifted), math.fsum(shifted)
+
+    def density(effect: float) -> float:
+        scales = torch.tensor(logs, dtype=torch.double)
+        spread = squares * (-2 * scales).exp() - 2 * effect * total * (-scales).exp() + len(values) * effect**2
+        return float((-len(values) * scales - spread / 2).exp().sum())
+
+    weights = [math.exp(-(effect**2) / (2 * variance)) for effect in effects]
+    mixed = math.fsum(weight * density(effect) for effect, weight in zip(effects, weights, strict=True))
+    return mixed / math.fsum(weights) / density(0.0)
+
+
+def test_normal_bounds_are_where_the_likelihood_ratio_reaches_the_limit() -> None:
+    values = [0.4, 0.9, 0.2, 0.7, 0.5, 0.65]
+    lower, upper = normal_confidence_sequence(torch.tensor(values), ALPHA)
+    assert lower[:2].tolist() == [-math.inf, -math.inf]
+    for count in (4, 6):
+        low, high = normal_bounds(values[:count])
+        assert likelihood_ratio(values[:count], low) == pytest.approx(1 / ALPHA, rel=1e-6)
+        assert likelihood_ratio(values[:count], high) == pytest.approx(1 / ALPHA, rel=1e-6)
+    all_bounds = [normal_bounds(values[:count]) for count in range(3, 7)]
+    assert float(lower[-1]) == pytest.approx(max(low for low, _ in all_bounds), abs=1e-6)
+    assert float(upper[-1]) == pytest.approx(min(high for _, high in all_bounds), abs=1e-6)
+
+
+def normal_bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Bounds from these values alone: the t statistic at which the ratio is 1/alpha, by bisection."""
+    count = len(values)
+    mean = math.fsum(values) / count
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+
+    def ratio(t: float) -> float:
+        inner, outer = 1 + t * t / (count - 1), 1 + t * t / ((count - 1) * (1 + 10 * count))
+        return (inner / outer) ** (count / 2) / math.sqrt(1 + 10 * count)
+
+    low, high = 0.0, 1e6
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if ratio(middle) < 1 / ALPHA else (low, middle)
+    half = low * deviation / math.sqrt(count) if high < 9e5 else math.inf
+    return mean - half, mean + half
+
+
+def test_normal_sequence_is_rarely_wrong_and_early_right() -> None:
+    noise = torch.randn(3000, 30, generator=torch.Generator().manual_seed(6), dtype=torch.double)
+    lower, upper = normal_confidence_sequence(noise, ALPHA)
+    wrong = ((lower > 0) | (upper < 0)).any(dim=1).double().mean()
+    assert ALPHA / 10 < wrong <= ALPHA
+    lower, _ = normal_confidence_sequence(noise + 5, ALPHA)
+    first = (lower > 0).double().argmax(dim=1) + 1
+    assert (lower > 0).any(dim=1).all()
+    assert float(first.double().median()) <= 5

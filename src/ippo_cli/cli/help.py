@@ -108,8 +108,9 @@ Arms: single_samples, single_tokens (one agent, equal samples or tokens), frozen
 AGENT learns), shared_policy, no_messages, other_seeds (agents of two runs). Final held-out scores
 are paired by seed. An arm ends when its confidence sequence excludes a difference of 0, or after
 controls.seeds=20 seeds; the error probability controls.alpha=0.05 is split over the arms.
-controls.range= is the range of scores, if it is not known. The same command continues a comparison
-that was stopped. controls.to= is its folder, which has controls.md, controls.json and the runs.
+controls.range= is the range of scores, if it is not known; controls.differences=normal needs none,
+and fewer seeds. The same command continues a comparison that was stopped. controls.to= is its
+folder, which has controls.md, controls.json and the runs.
 """
 RUNS_HELP = """\
 ippo-runs: list, compare, show, remove and clean up the folders of runs.

@@ -14,7 +14,7 @@ from ippo_cli.config.schema import Config
 from ippo_cli.config.text import closest_hint
 from ippo_cli.controls.messages import overrides_without_messages
 from ippo_cli.controls.score_range import find_score_range
-from ippo_cli.controls.settings import PREFIX, ControlsConfig
+from ippo_cli.controls.settings import PREFIX, ControlsConfig, Differences
 from ippo_cli.sweeps.grid import expand_grid
 
 TEAM, SINGLE_SAMPLES, SINGLE_TOKENS, SHARED_POLICY = "team", "single_samples", "single_tokens", "shared_policy"
@@ -32,7 +32,8 @@ class ControlPlan:
     of_sweep: tuple[str, ...]  # overrides of the launcher and of parallel jobs
     search_paths: tuple[str, ...]
     metric: str
-    score_range: tuple[float, float]
+    score_range: tuple[float, float] | None  # None: not needed
+    differences: Differences
     first_seed: int
     seeds: int
     alpha: float
@@ -55,12 +56,12 @@ def build_plan(typed: Sequence[str], settings: ControlsConfig) -> ControlPlan:
     team = _split(typed)
     _check_one_job(typed, team)
     config = load_training_config([*team.search_paths, *team.rest])
-    limits = tuple(settings.range) if settings.range is not None else find_score_range(config)
-    if limits is None:
+    limits = find_score_range(config) if settings.range is None else (settings.range[0], settings.range[1])
+    if limits is None and settings.differences is Differences.bounded:
         raise ConfigError(
             f"task.primary_metric={config.task.primary_metric}",
             "has no range that is known for this reward, and a verdict depends on it",
-            f"give the lowest and highest possible score: {PREFIX}range=[0,1]",
+            f"give the lowest and highest possible score: {PREFIX}range=[0,1], or {PREFIX}differences=normal",
         )
     builders = _arm_builders(config, settings)
     names = _select_arms(settings.arms, list(builders))
@@ -90,7 +91,8 @@ def build_plan(typed: Sequence[str], settings: ControlsConfig) -> ControlPlan:
         of_sweep=tuple(team.of_sweep),
         search_paths=tuple(merge_search_paths(list(dict.fromkeys(paths)))),
         metric=config.task.primary_metric,
-        score_range=(limits[0], limits[1]),
+        score_range=limits,
+        differences=settings.differences,
         first_seed=config.seed,
         seeds=settings.seeds,
         alpha=settings.alpha,

@@ -14,7 +14,12 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.controls.arms import OTHER_SEEDS, SINGLE_SAMPLES, SINGLE_TOKENS, TEAM, ControlPlan
 from ippo_cli.controls.cross_play import read_cross_play
 from ippo_cli.controls.runs import Runs
-from ippo_cli.formulas.confidence_sequences import confidence_sequence, hedged_log_capital
+from ippo_cli.controls.settings import Differences
+from ippo_cli.formulas.confidence_sequences import (
+    confidence_sequence,
+    hedged_log_capital,
+    normal_confidence_sequence,
+)
 
 BETTER, WORSE, UNDECIDED = "team better", "team worse", "undecided"
 MAX_SEEDS = 200  # further seeds in an estimate
@@ -53,6 +58,8 @@ def assess_arms(plan: ControlPlan, folder: Path, runs: Runs) -> dict[str, ArmRes
 
 def check_scores(plan: ControlPlan, runs: Runs) -> None:
     """Raise `ConfigError` for a score out of range, with which no interval holds."""
+    if plan.score_range is None:
+        return
     low, high = plan.score_range
     for run in runs.values():
         if run.score is not None and not low <= run.score <= high:
@@ -63,9 +70,10 @@ def check_scores(plan: ControlPlan, runs: Runs) -> None:
             )
 
 
-def minimum_seeds(alpha: float) -> int:
-    """The number of seeds before which there is no verdict, even if the team always has the best score."""
-    return _first_verdict([1.0] * MAX_SEEDS, alpha) or MAX_SEEDS
+def minimum_seeds(plan: ControlPlan) -> int:
+    """The number of differences before which there is no verdict, however large they are."""
+    low, high = plan.score_range or (0.0, 1.0)
+    return _first_verdict([high - low] * MAX_SEEDS, plan) or MAX_SEEDS
 
 
 def token_iterations(plan: ControlPlan, runs: Runs) -> int | None:
@@ -95,10 +103,8 @@ def _assess_arm(plan: ControlPlan, arm: str, folder: Path, runs: Runs) -> ArmRes
     scored = [(seed, difference) for seed, difference in found if difference is not None]
     seeds, differences = [seed for seed, _ in scored], [difference for _, difference in scored]
     lower, upper = difference_bounds(differences, plan)
-    low, high = plan.score_range
-    values = [0.5 + difference / (2 * (high - low)) for difference in differences]
     is_decided = bool(lower) and (lower[-1] > 0 or upper[-1] < 0)
-    more = None if is_decided else estimate_more(values, plan.alpha_per_arm)
+    more = None if is_decided else estimate_more(differences, plan)
     name = run_name(plan, arm, runs)
     own = [run.tokens for (known, _), run in runs.items() if known == name and run.score is not None]
     return ArmResult(
@@ -149,32 +155,48 @@ def _cross_play_differences(plan: ControlPlan, folder: Path, runs: Runs) -> list
 
 
 def difference_bounds(differences: Sequence[float], plan: ControlPlan) -> tuple[list[float], list[float]]:
-    """Bounds of the mean difference after each difference, which is in [low - high, high - low] of the scores."""
-    width = 2 * (plan.score_range[1] - plan.score_range[0])
+    """Bounds of the mean difference after each difference."""
     if not differences:
         return [], []
-    values = 0.5 + torch.tensor(differences, dtype=torch.double) / width
-    bounds = confidence_sequence(values, plan.alpha_per_arm)
+    values = torch.tensor(differences, dtype=torch.double)
+    if plan.differences is Differences.normal:
+        lower, upper = normal_confidence_sequence(values, plan.alpha_per_arm)
+        return lower.tolist(), upper.tolist()
+    width = _width(plan)
+    bounds = confidence_sequence(0.5 + values / width, plan.alpha_per_arm)
     lower, upper = (((bound - 0.5) * width).tolist() for bound in bounds)
     return lower, upper
 
 
-def estimate_more(values: Sequence[float], alpha: float) -> int | None:
-    """Further values until 1/2 is excluded, if the observed ones repeat in their order; None above `MAX_SEEDS`.
+def _width(plan: ControlPlan) -> float:
+    """The length of [low - high, high - low], the range of differences."""
+    assert plan.score_range is not None
+    return 2 * (plan.score_range[1] - plan.score_range[0])
 
-    Without values: the number before which there is no verdict.
+
+def estimate_more(differences: Sequence[float], plan: ControlPlan) -> int | None:
+    """Further differences until a verdict, if the observed ones repeat in their order; None above `MAX_SEEDS`.
+
+    Without any: the number before which there is no verdict.
     """
-    if not values:
-        return minimum_seeds(alpha)
-    repeats = math.ceil((len(values) + MAX_SEEDS) / len(values))
-    first = _first_verdict(([*values] * repeats)[: len(values) + MAX_SEEDS], alpha)
-    return None if first is None else max(first - len(values), 1)
+    if not differences:
+        return minimum_seeds(plan)
+    repeats = math.ceil((len(differences) + MAX_SEEDS) / len(differences))
+    first = _first_verdict(([*differences] * repeats)[: len(differences) + MAX_SEEDS], plan)
+    return None if first is None else max(first - len(differences), 1)
 
 
-def _first_verdict(values: Sequence[float], alpha: float) -> int | None:
-    capital = hedged_log_capital(torch.tensor(values, dtype=torch.double), torch.tensor(0.5), alpha)
-    reached = (capital >= -math.log(alpha)).nonzero()
-    return int(reached[0]) + 1 if len(reached) else None
+def _first_verdict(differences: Sequence[float], plan: ControlPlan) -> int | None:
+    """The number of differences after which 0 is excluded."""
+    values = torch.tensor(differences, dtype=torch.double)
+    if plan.differences is Differences.normal:
+        lower, upper = normal_confidence_sequence(values, plan.alpha_per_arm)
+        reached = (lower > 0) | (upper < 0)
+    else:
+        values = 0.5 + values / _width(plan)
+        capital = hedged_log_capital(values, torch.tensor(0.5, dtype=torch.double), plan.alpha_per_arm)
+        reached = capital >= -math.log(plan.alpha_per_arm)
+    return int(reached.nonzero()[0]) + 1 if reached.any() else None
 
 
 def _estimate_tokens(arm: str, more: int | None, count: int, own: Sequence[int], runs: Runs) -> float | None:

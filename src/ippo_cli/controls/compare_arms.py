@@ -45,7 +45,7 @@ def run_comparison(argv: Sequence[str], keys: Sequence[str]) -> None:
     )
     for name, reason in plan.refused.items():
         print_text(f"ippo: {name} is not trained: {reason}")
-    if (least := minimum_seeds(plan.alpha_per_arm)) > plan.seeds:
+    if (least := minimum_seeds(plan)) > plan.seeds:
         print_warning(
             f"{PREFIX}seeds={plan.seeds}: no difference is decided before seed {least} with {len(plan.arms)} arms; "
             f"use more seeds, fewer arms ({PREFIX}arms=), or a larger {PREFIX}alpha"

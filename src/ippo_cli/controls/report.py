@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +15,15 @@ from ippo_cli.config.text import format_table
 from ippo_cli.controls.arms import OTHER_SEEDS, SINGLE_SAMPLES, SINGLE_TOKENS, TEAM, ControlPlan
 from ippo_cli.controls.assess import MAX_SEEDS, UNDECIDED, ArmResult, minimum_seeds, run_name
 from ippo_cli.controls.runs import Runs
+from ippo_cli.controls.settings import Differences
 from ippo_cli.runs.folder import write_atomically
 
 JSON_FILE, PAGE_FILE = "controls.json", "controls.md"
-HEADINGS = ("arm", "seeds", "mean difference", "interval", "verdict", "tokens", "to decide")
-SOURCE = "hedged betting, Waudby-Smith and Ramdas (2024), arXiv 2010.09686"
+HEADINGS = ("arm", "seeds", "difference", "verdict", "tokens", "to decide")
+SOURCES = {
+    Differences.bounded: "bounded differences: hedged betting, arXiv 2010.09686",
+    Differences.normal: "normal differences: t statistics, arXiv 2310.03722",
+}
 
 
 def write_report(plan: ControlPlan, folder: Path, results: Mapping[str, ArmResult], runs: Runs) -> None:
@@ -33,19 +38,23 @@ def check_same_comparison(plan: ControlPlan, folder: Path) -> None:
     """Raise `ConfigError` if a folder has a comparison with other statistics, which are fixed before the first seed."""
     try:
         known = json.loads((folder / JSON_FILE).read_text())
+        alpha, arms, differences, limits = (known[key] for key in ("alpha", "arms", "differences", "range"))
     except FileNotFoundError:
         return
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ResumeError(f"{folder / JSON_FILE} cannot be read ({error})") from error
     remedy = "use the earlier value, or another folder: controls.to=FOLDER"
-    if known["alpha"] != plan.alpha:
-        raise ConfigError(f"controls.alpha={plan.alpha:g}", f"was {known['alpha']:g} before the first seed", remedy)
-    if list(known["arms"]) != list(plan.arms):
-        names = ",".join(known["arms"])
-        raise ConfigError(f"controls.arms=[{','.join(plan.arms)}]", f"was [{names}] before the first seed", remedy)
-    (low, high), (old_low, old_high) = plan.score_range, known["range"]
-    if low > old_low or high < old_high:
-        rule = f"is narrower than [{old_low:g},{old_high:g}], which was chosen before the first seed"
+    if alpha != plan.alpha:
+        raise ConfigError(f"controls.alpha={plan.alpha:g}", f"was {alpha:g} before the first seed", remedy)
+    if list(arms) != list(plan.arms):
+        rule = f"was [{','.join(arms)}] before the first seed"
+        raise ConfigError(f"controls.arms=[{','.join(plan.arms)}]", rule, remedy)
+    if differences != plan.differences.value:
+        rule = f"was {differences} before the first seed"
+        raise ConfigError(f"controls.differences={plan.differences.value}", rule, remedy)
+    low, high = plan.score_range or (-math.inf, math.inf)
+    if limits is not None and (low > limits[0] or high < limits[1]):
+        rule = f"is narrower than [{limits[0]:g},{limits[1]:g}], which was chosen before the first seed"
         raise ConfigError(f"controls.range=[{low:g},{high:g}]", rule, remedy)
 
 
@@ -68,13 +77,12 @@ def format_page(plan: ControlPlan, results: Mapping[str, ArmResult], runs: Runs)
 
 def _rows(plan: ControlPlan, results: Mapping[str, ArmResult], runs: Runs) -> Iterator[list[str]]:
     team = [run for (name, _), run in runs.items() if name == TEAM and run.score is not None]
-    yield [TEAM, str(len(team)), "-", "-", "-", format_tokens(sum(run.tokens for run in team)), "-"]
+    yield [TEAM, str(len(team)), "-", "-", format_tokens(sum(run.tokens for run in team)), "-"]
     for name, result in results.items():
         yield [
             name,
             f"{len(result.differences)}{' pairs' if name == OTHER_SEEDS else ''}",
-            "-" if result.mean is None else f"{result.mean:+.3f}",
-            f"[{result.lower[-1]:+.3f}, {result.upper[-1]:+.3f}]" if result.lower else "-",
+            "-" if result.mean is None else f"{result.mean:.3f} [{result.lower[-1]:.3f}, {result.upper[-1]:.3f}]",
             result.verdict,
             "same runs" if _has_runs_of_samples(plan, name, runs) else format_tokens(result.tokens),
             _to_decide(result),
@@ -88,23 +96,22 @@ def _has_runs_of_samples(plan: ControlPlan, name: str, runs: Runs) -> bool:
 def _to_decide(result: ArmResult) -> str:
     if result.verdict != UNDECIDED:
         return "-"
-    unit = "pairs of seeds" if result.name == OTHER_SEEDS else "seeds"
-    if result.more is None:
-        return f"more than {MAX_SEEDS} more {unit}"
-    about = "about" if result.differences else "at least"
-    cost = "" if result.more_tokens is None else f", {format_tokens(result.more_tokens)} tokens"
-    return f"{about} {result.more} more {unit}{cost}"
+    unit = "pairs" if result.name == OTHER_SEEDS else "seeds"
+    count = f">{MAX_SEEDS}" if result.more is None else str(result.more)
+    cost = "" if result.more_tokens is None else f", {format_tokens(result.more_tokens)}"
+    return f"{count} {unit}{cost}"
 
 
 def _notes(plan: ControlPlan, results: Mapping[str, ArmResult], runs: Runs) -> Iterator[str]:
-    low, high = plan.score_range
     level = 100 * (1 - plan.alpha_per_arm)
-    yield f"differences: final {plan.metric}, team minus arm, paired by seed; scores are in [{low:g}, {high:g}]"
+    limits = "" if plan.score_range is None else "; scores are in [{:g}, {:g}]".format(*plan.score_range)
+    yield f"difference: mean of final {plan.metric}, team minus arm, paired by seed{limits}"
     yield (
-        f"intervals: {level:.4g} % confidence sequences ({SOURCE}), valid at any seed; the error probability "
-        f"{plan.alpha:g} is split over {len(plan.arms)} arms (Bonferroni)"
+        f"intervals: {level:.4g} % confidence sequences ({SOURCES[plan.differences]}), which hold at all seeds "
+        f"together; the error probability {plan.alpha:g} is split over {len(plan.arms)} arms (Bonferroni)"
     )
-    yield f"no verdict is possible before seed {minimum_seeds(plan.alpha_per_arm)}, however large the difference"
+    yield f"no verdict is possible with fewer than {minimum_seeds(plan)} differences, however large they are"
+    yield "to decide: further seeds, and tokens of the arm and the team, if the differences so far repeat"
     if OTHER_SEEDS in plan.arms:
         yield f"{OTHER_SEEDS}: agents trained together minus agents of two seeds; one difference for two seeds"
     for name, result in results.items():
@@ -134,10 +141,11 @@ def format_tokens(count: float) -> str:
 def _to_json(plan: ControlPlan, results: Mapping[str, ArmResult], runs: Runs) -> dict[str, Any]:
     return {
         "metric": plan.metric,
-        "range": list(plan.score_range),
+        "differences": plan.differences.value,
+        "range": plan.score_range,
         "alpha": plan.alpha,
         "alpha_per_arm": plan.alpha_per_arm,
-        "minimum_seeds": minimum_seeds(plan.alpha_per_arm),
+        "minimum_seeds": minimum_seeds(plan),
         "first_seed": plan.first_seed,
         "seeds": plan.seeds,
         "team": list(plan.team),

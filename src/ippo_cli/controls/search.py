@@ -75,7 +75,7 @@ class ControlSearch:
         if not active:
             return []
         if not trained:
-            trained = min(minimum_seeds(self.plan.alpha_per_arm), most)
+            trained = min(minimum_seeds(self.plan), most)
         while trained <= most:
             found = [run for seed in range(first, first + trained) for run in self._runs_of_seed(seed, active, runs)]
             if found or trained == most:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Annotated, Any
 
 from ippo_cli.compose.configured import split_names
@@ -15,6 +16,13 @@ from ippo_cli.config.errors import ConfigError
 PREFIX = "controls."
 
 
+class Differences(str, Enum):
+    """What is assumed about the differences of scores."""
+
+    bounded = "bounded"
+    normal = "normal"
+
+
 @dataclass(kw_only=True)
 class ControlsConfig:
     """What is compared with the team, and when it ends."""
@@ -24,6 +32,7 @@ class ControlsConfig:
     no_messages: str | None = None  # overrides that remove messages between agents; null = by the task's protocol
     seeds: PositiveInt = 20  # the most seeds of each arm, from seed= upwards
     alpha: Annotated[float, Range(0.0, 1.0, open_low=True, open_high=True)] = 0.05  # probability of any false verdict
+    differences: Differences = Differences.bounded  # bounded (by the range of scores) | normal (fewer seeds)
     range: list[float] | None = None  # lowest and highest possible score; null = that of the metric, if it is known
     to: Name | None = None  # folder; null = output_dir/controls/NAME-HASH, the same for the same overrides
 

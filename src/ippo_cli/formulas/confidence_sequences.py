@@ -1,6 +1,8 @@
 """Confidence sequences: intervals of a mean that hold at all times together, so that one may stop at any of them.
 
-Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (2024), arXiv 2010.09686.
+`confidence_sequence`, for bounded values: Waudby-Smith and Ramdas, "Estimating means of bounded random variables by
+betting" (2024), arXiv 2010.09686. `normal_confidence_sequence`: Wang and Ramdas, "Anytime-valid t-tests and confidence
+sequences for Gaussian means with unknown variance" (2024), arXiv 2310.03722.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from torch import Tensor
 TRUNCATION = 0.95
 """Largest fraction of the capital at stake, the paper's c. Its 1/2 protects long sequences; with 5 to 30 values that
 differ less from each other than the range is wide, large bets need a third to half of the values less."""
+EFFECT_VARIANCE = 10.0
+"""Prior variance of a mean in units of the values' variance: clear effects of training are several deviations."""
 BISECTIONS = 60
 
 
@@ -46,6 +50,29 @@ def confidence_sequence(values: Tensor, alpha: float, truncation: float = TRUNCA
     lower = _lower_bounds(values, alpha, truncation).cummax(-1).values
     upper = 1 - _lower_bounds(1 - values, alpha, truncation).cummax(-1).values
     return lower, upper
+
+
+def normal_confidence_sequence(
+    values: Tensor, alpha: float, effect_variance: float = EFFECT_VARIANCE
+) -> tuple[Tensor, Tensor]:
+    """Lower and upper bounds of the mean of independent normal values after each of them, `[..., n]`, intersected.
+
+        e_n(m) = (1 + n g)^(-1/2) ((1 + t²/(n - 1)) / (1 + t²/((n - 1)(1 + n g))))^(n/2),   t = sqrt(n) (mean - m) / s
+
+    is a likelihood ratio of t statistics; effect sizes of the alternative are normal with variance g: scale and
+    order do not matter, and P(e_n(m) >= 1/alpha for any n) <= alpha. Solved for m: with
+    r = ((1 + n g)/alpha²)^(1/n), the half-width is s sqrt((n - 1)/n (r - 1)/(1 - r/(1 + n g))), infinite for one value
+    and if r >= 1 + n g. A deviation of 0 has half-width 0.
+    """
+    values = values.double()
+    counts = torch.arange(1, values.shape[-1] + 1, dtype=torch.double)
+    means = values.cumsum(-1) / counts
+    squares = (values.square().cumsum(-1) - counts * means.square()).clamp(min=0)
+    ratio, spread = ((1 + counts * effect_variance) / alpha**2) ** (1 / counts), 1 + counts * effect_variance
+    factors = (ratio - 1) / (1 - ratio / spread) / counts  # of the sum of squares, which is (n - 1) s²
+    is_finite = (ratio < spread) & (counts > 1)
+    half = (squares * factors).sqrt().where(is_finite, torch.inf)
+    return (means - half).cummax(-1).values, (means + half).cummin(-1).values
 
 
 def _lower_bounds(values: Tensor, alpha: float, truncation: float) -> Tensor:
