@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from ippo_cli.config.commands import hydra_override
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import Config, ConversationConfig
+from ippo_cli.config.schema import Config, TaskConfig
 from ippo_cli.tasks.protocols import DEFAULT_TURN_TEMPLATE
 from ippo_cli.tasks.templates import can_read_others, is_conversation_field, template_fields
 
@@ -22,24 +22,23 @@ def overrides_without_messages(config: Config) -> list[str]:
     observe.
     """
     task = config.task
-    if not isinstance(task, ConversationConfig) or task.built_in_protocol is None:
+    protocol, turns = task.built_in_protocol, task.max_answers or 1
+    if not task.is_conversation or protocol is None:
         raise ConfigError(f"task.kind={task.kind}", "decides what agents observe, not their templates", REMEDY)
-    if task.protocol == "calls":
+    if protocol == "calls":
         raise ConfigError("task.protocol=calls", "begins every turn with a message", REMEDY)
-    if len(task.agents) < 2 or (task.protocol == "parallel" and task.num_turns == 1):
-        raise ConfigError(
-            f"task.protocol={task.protocol} task.num_turns={task.num_turns}", "has no messages", "leave this arm out"
-        )
-    found = ["task.protocol=parallel", *_changed_templates(task)]
+    if len(task.agents) < 2 or (protocol == "parallel" and turns == 1):
+        raise ConfigError(f"task.protocol={protocol} task.num_turns={turns}", "has no messages", "leave this arm out")
+    found = ["task.protocol=parallel", *_changed_templates(task, turns)]
     if len(found) == 1:
-        raise ConfigError(f"task.protocol={task.protocol}", "has messages that no template reads", REMEDY)
+        raise ConfigError(f"task.protocol={protocol}", "has messages that no template reads", REMEDY)
     return found
 
 
-def _changed_templates(task: ConversationConfig) -> Iterator[str]:
+def _changed_templates(task: TaskConfig, turns: int) -> Iterator[str]:
     for name, agent in task.agents.items():
         texts = {"template": agent.template}
-        if task.num_turns > 1:
+        if turns > 1:
             texts["turn_template"] = DEFAULT_TURN_TEMPLATE if agent.turn_template is None else agent.turn_template
         for leaf, text in texts.items():
             key = f"task.agents.{name}.{leaf}"
