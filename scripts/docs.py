@@ -74,6 +74,7 @@ Examples
   ippo-train --help algorithm                       a group; --help rollout.temperature: a key
   ippo-eval run=outputs/default/RUN                 score a checkpoint on held-out data
   ippo-sweep outputs/default/SWEEP                  one table and one picture for a sweep
+  ippo-controls task=signalling                     a team beside its control arms: was it the team?
   ippo-runs                                         list runs; ippo-runs compare RUN RUN
   ippo-doctor outputs/default/RUN                   why a run does not learn, or this machine
   ippo-verify outputs/default/RUN                   compare with hashes, execute iterations again
@@ -705,6 +706,7 @@ CORRIDOR = (
     "catalog",
     "evaluation",
     "sweeps",
+    "controls",
     "user_code",
     "processes",
     "config",

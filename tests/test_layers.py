@@ -40,6 +40,7 @@ ORDER = [
     "compose",
     "verification",
     "sweeps",
+    "controls",
     "catalog",
     "cli",
     "api",
@@ -146,7 +147,7 @@ def test_formulas_import_only_torch() -> None:
 
 def test_config_loader_is_imported_only_by_composition_and_commands() -> None:
     loaders = ("ippo_cli.compose.load",)
-    for part in LAYERS.keys() - {"types", "compose", "verification", "sweeps", "cli", "api", "__main__"}:
+    for part in LAYERS.keys() - {"types", "compose", "verification", "sweeps", "controls", "cli", "api", "__main__"}:
         for file in (ROOT / part).rglob("*.py"):
             assert [module for module, _ in imports(file) if module.startswith(loaders)] == [], relative_path(file)
 

@@ -11,6 +11,7 @@ COMMANDS = {
     "eval": "ippo_cli.cli.evaluate",
     "export": "ippo_cli.cli.export",
     "chat": "ippo_cli.cli.chat",
+    "controls": "ippo_cli.cli.controls",
     "sweep": "ippo_cli.cli.sweep_report",
     "report": "ippo_cli.cli.report",
     "runs": "ippo_cli.cli.runs",

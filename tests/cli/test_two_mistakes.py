@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.cli import chat, doctor, evaluate, export, report, runs, sweep_report, train, verify
+from ippo_cli.cli import chat, controls, doctor, evaluate, export, report, runs, sweep_report, train, verify
 from ippo_cli.compose import exits
 from ippo_cli.compose.load import compose_node, resolve_config, to_yaml
 
@@ -17,6 +17,7 @@ PROGRAMS = {
     "ippo-eval": evaluate.main,
     "ippo-export": export.main,
     "ippo-chat": chat.main,
+    "ippo-controls": controls.main,
     "ippo-doctor": doctor.main,
     "ippo-report": report.main,
     "ippo-runs": runs.main,

@@ -39,6 +39,9 @@ OWN_KEYS: dict[str, tuple[str, ...]] = {
     ),
     "ippo-export": ("run", "checkpoint", "to", "agent", "merged", "dtype", "critic"),
     "ippo-chat": ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw", "serve", "host", "port"),
+    "ippo-controls": tuple(
+        f"controls.{key}" for key in ("arms", "single", "no_messages", "seeds", "alpha", "differences", "range", "to")
+    ),
     "ippo-sweep": ("to",),
     "ippo-verify": ("iterations", "count", "seed", "span", "to"),
     "ippo-report": ("to", "title"),
@@ -52,6 +55,7 @@ OWN_VALUES = {
     **dict.fromkeys(("critic_reference", "credit_reference"), ("monte_carlo", "exact")),
     "exploitability": ("true", "false", "exact"),
     "exploitability_start": ("checkpoint", "initial"),
+    "controls.differences": ("bounded", "normal"),
     "state": ("running", "done", "preempted", "failed", "interrupted"),
     "sort": ("age", "score", "best", "size", "name", "iterations"),
     **dict.fromkeys(

@@ -93,6 +93,25 @@ the finished jobs and a 95 % t-interval; then failed jobs and the command that r
 The report is also written into the folder as summary.json and summary.csv, and as summary.png if
 matplotlib is installed. No other file is changed.
 """
+CONTROLS_HELP = """\
+ippo-controls: was it the team? Trains a team beside its control arms, and says which it beats.
+
+  ippo-controls task=signalling algorithm=ppo            the overrides of ippo-train; all arms
+  ippo-controls task=sorting controls.single='task=sorting_solo'     one agent that does the task
+  ippo-controls ... controls.arms=[shared_policy,other_seeds]        these arms only
+  ippo-controls ... controls.seeds=30 controls.alpha=0.1 controls.range=[-1,1]
+  ippo-controls ... sweep.max_parallel=4                 as sweeps: or hydra/launcher=submitit_slurm
+  ippo-controls ... mode=plan                            checks and plans every arm, trains nothing
+  ippo-controls outputs/controls/default-0123abcd        prints the table of a comparison
+
+Arms: single_samples, single_tokens (one agent, equal samples or tokens), frozen_partner_AGENT (only
+AGENT learns), shared_policy, no_messages, other_seeds (agents of two runs). Final held-out scores
+are paired by seed. An arm ends when its confidence sequence excludes a difference of 0, or after
+controls.seeds=20 seeds; the error probability controls.alpha=0.05 is split over the arms.
+controls.range= is the range of scores, if it is not known; controls.differences=normal needs none,
+and fewer seeds. The same command continues a comparison that was stopped. controls.to= is its
+folder, which has controls.md, controls.json and the runs.
+"""
 RUNS_HELP = """\
 ippo-runs: list, compare, show, remove and clean up the folders of runs.
 

@@ -208,6 +208,32 @@ def compose_checked(overrides: list[str], typed_now: list[str], *, of_model: boo
     return download_models(config, agents=of_model)
 
 
+def load_training_config(overrides: list[str]) -> Config:
+    """Compose and check the configuration of a training. Raises `ConfigError` with the mistakes of its overrides."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from ippo_cli.compose.arguments import merge_search_paths
+    from ippo_cli.compose.diagnose import diagnose_error
+    from ippo_cli.compose.load import build_config, compose_node, resolve_config
+    from ippo_cli.compose.typed_kinds import check_typed_kinds
+    from ippo_cli.compose.user_files import check_user_files
+    from ippo_cli.compose.validate import WrongConfig
+    from ippo_cli.config.checks import check_config
+    from ippo_cli.config.errors import UnknownKey
+    from ippo_cli.config.hardware import world_size
+
+    combined = merge_search_paths(overrides)
+    check_user_files(combined)
+    check_typed_kinds(combined, [])
+    try:
+        config = build_config(resolve_config(compose_node(combined)))
+    except (HydraException, OmegaConfBaseException, UnknownKey, WrongConfig) as error:
+        raise diagnose_error(combined, error) from error
+    check_config(config, world_size(config, None))
+    return config
+
+
 def _check_local_models(config: Config) -> None:
     """Raise `ConfigError` for an agent with a locally created model."""
     from ippo_cli.config.errors import ConfigError

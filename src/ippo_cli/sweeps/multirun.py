@@ -60,7 +60,7 @@ from ippo_cli.sweeps.grid import expand_grid
 from ippo_cli.sweeps.job import SweepContext, check_job_resume, prepare_resume, run_job
 from ippo_cli.sweeps.kinds import apply_sweep_settings, build_search
 from ippo_cli.sweeps.outcome import SweepRefused, refused_jobs_error, report_and_exit
-from ippo_cli.sweeps.search import FixedJobs, Search, resume_rows, run_search
+from ippo_cli.sweeps.search import FixedJobs, Search, resume_rows, run_search, run_search_in_rounds
 from ippo_cli.sweeps.signals import SignalForwarding
 
 MULTIRUN_FLAGS = (*SWEEP_FLAGS, SWEEP_MODE)
@@ -89,13 +89,7 @@ def is_sweep(argv: Sequence[str]) -> bool:
 
 def run_sweep(argv: Sequence[str]) -> None:
     """Check and run all jobs. Raises `SweepRefused`, `SweepFailed`, `Preempted` or `KeyboardInterrupt`."""
-    ranks = external_world_size()
-    if ranks is not None:
-        raise ConfigError(
-            SWEEP_FLAGS[0],
-            f"starts its own ranks, and this process is already one of {ranks} ranks of an external launcher",
-            "start it without that launcher, with launch.processes=N for N ranks per job",
-        )
+    _check_launcher()
     wanted = last_value(argv, "resume") or "never"
     typed_now = [text for text in argv if text not in MULTIRUN_FLAGS and not text.startswith("resume=")]
     saved = _resumed_folder(argv)
@@ -104,9 +98,42 @@ def run_sweep(argv: Sequence[str]) -> None:
     elif wanted not in ("never", "auto", "must"):
         raise ConfigError(f"resume={wanted}", "is not a sweep", "use the folder that contains sweep.json")
     parsed = get_args_parser().parse_args(typed_now)
+    _run(parsed.config_name or "config", parsed.overrides, typed_now, wanted, saved)
+
+
+def run_search_sweep(
+    overrides: Sequence[str],
+    folder: Path,
+    search: Search,
+    report: Callable[[Path, str | None], None],
+    recorded: Sequence[str],
+) -> None:
+    """Run the jobs of a search in a folder, or those that are missing there, with the launcher of the overrides.
+
+    `report` gets the folder and the launcher's error, and raises what `run_sweep` raises. `recorded`: the arguments in
+    `sweep.json`.
+    """
+    _check_launcher()
+    chosen = [*overrides, f"hydra.sweep.dir={QuotedString(text=str(folder), quote=Quote.single).with_quotes()}"]
+    saved = folder if (folder / sweep_folder.SWEEP_FILE).is_file() else None
+    _run("config", chosen, list(recorded), "never", saved, search=search, report=report)
+
+
+def _run(*arguments: Any, **keys: Any) -> None:
     register_options()
     with initialize_config_dir(str(config_dir()), job_name="ippo-train", version_base="1.3"):
-        _SweepRunner(parsed.config_name or "config", parsed.overrides, typed_now, wanted, saved).run()
+        _SweepRunner(*arguments, **keys).run()
+
+
+def _check_launcher() -> None:
+    """Raise `ConfigError` in a rank of an external launcher."""
+    ranks = external_world_size()
+    if ranks is not None:
+        raise ConfigError(
+            SWEEP_FLAGS[0],
+            f"starts its own ranks, and this process is already one of {ranks} ranks of an external launcher",
+            "start it without that launcher, with launch.processes=N for N ranks per job",
+        )
 
 
 def _resumed_folder(argv: Sequence[str]) -> Path | None:
@@ -134,13 +161,23 @@ class _SweepRunner:
     """One sweep, from its arguments to the final table."""
 
     def __init__(
-        self, config_name: str, overrides: list[str], typed_now: list[str], wanted: str, saved: Path | None
+        self,
+        config_name: str,
+        overrides: list[str],
+        typed_now: list[str],
+        wanted: str,
+        saved: Path | None,
+        *,
+        search: Search | None = None,
+        report: Callable[[Path, str | None], None] = report_and_exit,
     ) -> None:
+        """`search`: generates the jobs, in place of `sweep`."""
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         self.loader: ConfigLoader = hydra.config_loader
         self.config_name = config_name
         self.typed_now = typed_now
+        self.search, self.report = search, report
         self.folders = [text for text in overrides if text.startswith(SEARCH_PATH)]
         of_hydra = [text for text in overrides if text.lstrip("+~").startswith(("hydra.", "hydra/"))]
         of_sweep = [text for text in overrides if text.lstrip("+~").startswith(("sweep=", "sweep."))]
@@ -179,12 +216,12 @@ class _SweepRunner:
         else:
             rows, plains = resume_rows(self.resumed, search, lambda row: self._check_job(row).plain)
             self._announce(search.total, sum(row.state in sweep_folder.FINISHED_STATES for row in rows), self.resumed)
-            self._run_and_report(self.resumed, rows, search.total, lambda this: self._run_pool(search, this, plains))
+            self._run_and_report(self.resumed, rows, search.total, lambda this: self._run_jobs(search, this, plains))
 
     def _build_search(self) -> Search:
         """The search that generates the jobs. Raises `ConfigError` if the launcher or sweeper does not allow it."""
         if self.sweep.kind is SweepKind.grid and self.sweep.max_parallel == 1:
-            return FixedJobs()
+            return self.search or FixedJobs()
         launcher = str(self.master.hydra.runtime.choices["hydra/launcher"])
         setting = f"sweep={self.sweep.kind.value} sweep.max_parallel={self.sweep.max_parallel}"
         if launcher != "basic":
@@ -196,7 +233,9 @@ class _SweepRunner:
             raise ConfigError(
                 setting, "generates its own jobs, and so cannot use hydra.sweeper", "remove hydra.sweeper"
             )
-        return build_search(self.sweep, self.overrides, self._group_options)
+        if self.search is not None and self.sweep.kind is not SweepKind.grid:
+            raise ConfigError(f"sweep={self.sweep.kind.value}", "generates jobs, which the command does", "remove it")
+        return self.search or build_search(self.sweep, self.overrides, self._group_options)
 
     def _run_checked(self, search: Search) -> None:
         """Run the sweep after a check of all jobs of a grid, or of the first jobs of a search."""
@@ -214,7 +253,7 @@ class _SweepRunner:
             self._run_and_report(folder, rows, total, lambda this: self._run_launcher(this, [job.row for job in jobs]))
         else:
             plains = {job.row.job: job.plain for job in jobs}
-            self._run_and_report(folder, rows, total, lambda this: self._run_pool(search, this, plains))
+            self._run_and_report(folder, rows, total, lambda this: self._run_jobs(search, this, plains))
 
     def _announce(self, total: int, done: int, folder: Path) -> None:
         words = f", {done} of them done" if done else ""
@@ -374,10 +413,16 @@ class _SweepRunner:
                 error = f"{type(problem).__name__}: {problem}"
                 if not isinstance(problem, IppoError) and not (folder / STOP_FILE).exists():
                     traceback.print_exc()
-        report_and_exit(folder, error)
+        self.report(folder, error)
 
-    def _run_pool(self, search: Search, context: SweepContext, plains: dict[int, dict[str, Any]]) -> None:
-        run_search(search, context, self.sweep.max_parallel, lambda row: self._check_job(row).plain, plains)
+    def _run_jobs(self, search: Search, context: SweepContext, plains: dict[int, dict[str, Any]]) -> None:
+        def compose(row: JobRow) -> dict[str, Any]:
+            return self._check_job(row).plain
+
+        if self._is_basic_launcher():
+            run_search(search, context, self.sweep.max_parallel, compose, plains)
+        else:
+            run_search_in_rounds(search, context, partial(self._run_launcher, context), compose, plains)
 
     def _run_launcher(self, context: SweepContext, rows: Sequence[JobRow]) -> None:
         callbacks = Callbacks(self.master)

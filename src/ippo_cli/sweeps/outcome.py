@@ -60,6 +60,15 @@ def refused_jobs_error(rows: Sequence[JobRow], refused: Mapping[int, IppoError])
 
 def report_and_exit(folder: Path, error: str | None) -> None:
     """Print the table. Raises `SweepFailed`, `Preempted` or `KeyboardInterrupt` if the sweep is incomplete."""
+    rows = close_rows(folder, error)
+    print_text(f"\n{sweep_folder.sweep_table(folder, rows)}")
+    print_text(f"\nmeans over seeds  {shell_command('ippo-sweep', relative_path(folder))}")
+    print_text(f"one page          {shell_command('ippo-report', relative_path(folder))}")
+    check_outcome(folder, rows, error, f"resume with: {resume_command(folder, sweep=True)}")
+
+
+def close_rows(folder: Path, error: str | None) -> list[JobRow]:
+    """The rows of a sweep that ended; those without a process become failed. `error`: of the launcher."""
     queue = read_queue(folder, read_rows(folder))
     for row in read_rows(folder):
         # The launcher exits with the first killed job; other jobs may still be in the queue.
@@ -67,12 +76,12 @@ def report_and_exit(folder: Path, error: str | None) -> None:
             with sweep_folder.update_row(folder, row.job) as saved_row:
                 sweep_folder.set_state(saved_row, "failed", UNEXPECTED, error or "its process ended without a message")
                 sweep_folder.copy_run_result(saved_row, folder / row.folder)
-    rows = read_rows(folder)
-    print_text(f"\n{sweep_folder.sweep_table(folder, rows)}")
-    print_text(f"\nmeans over seeds  {shell_command('ippo-sweep', relative_path(folder))}")
-    print_text(f"one page          {shell_command('ippo-report', relative_path(folder))}")
+    return read_rows(folder)
+
+
+def check_outcome(folder: Path, rows: Sequence[JobRow], error: str | None, go_on: str) -> None:
+    """Raise `SweepFailed`, `Preempted` or `KeyboardInterrupt` if jobs are missing; `go_on`: how to resume."""
     done = sum(row.state in FINISHED_STATES for row in rows)
-    go_on = f"resume with: {resume_command(folder, sweep=True)}"
     if (folder / STOP_FILE).exists():
         number = int((folder / STOP_FILE).read_text())
         (folder / STOP_FILE).unlink()

@@ -98,6 +98,32 @@ def run_search(
         time.sleep(POLL_S)
 
 
+def run_search_in_rounds(
+    search: Search,
+    context: SweepContext,
+    launch: Callable[[Sequence[JobRow]], None],
+    make: ComposeJob,
+    plains: dict[int, dict[str, Any]],
+) -> None:
+    """Launch all waiting jobs together and wait for them, then those that the search generates from their results.
+
+    `launch`: runs jobs with a launcher of Hydra, such as that of SLURM, and waits for their end.
+    """
+    started: set[int] = set()
+    while not (context.folder / sweep_folder.STOP_FILE).exists():
+        rows = read_rows(context.folder)
+        new = search.new_rows(context.folder, rows)
+        _compose_jobs(new, make, plains)
+        if new:
+            sweep_folder.add_rows(context.folder, new)
+            continue
+        waiting = [row for row in rows if row.state == "waiting" and row.job in plains and row.job not in started]
+        if not waiting:
+            return
+        started |= {row.job for row in waiting}
+        launch(waiting)
+
+
 def _prune_jobs(search: Search, folder: Path, rows: Sequence[JobRow], pool: JobPool, judged: dict[int, int]) -> None:
     """Stop running jobs that the search prunes; a job is checked again when its metrics have grown."""
     for row in rows:

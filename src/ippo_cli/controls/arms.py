@@ -1,0 +1,211 @@
+"""The arms of a comparison: overrides of those that a configuration admits, and why it does not admit others."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ippo_cli.compose.arguments import SWEEP_FLAGS, merge_search_paths, normalize_arguments
+from ippo_cli.compose.configured import load_training_config
+from ippo_cli.compose.searchpath import SEARCH_PATH
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import Config
+from ippo_cli.config.text import closest_hint
+from ippo_cli.controls.messages import overrides_without_messages
+from ippo_cli.controls.score_range import find_score_range
+from ippo_cli.controls.settings import PREFIX, ControlsConfig, Differences
+from ippo_cli.sweeps.grid import expand_grid
+
+TEAM, SINGLE_SAMPLES, SINGLE_TOKENS, SHARED_POLICY = "team", "single_samples", "single_tokens", "shared_policy"
+NO_MESSAGES, OTHER_SEEDS, FROZEN = "no_messages", "other_seeds", "frozen_partner_"
+OF_SWEEP = ("hydra.", "hydra/", "sweep=", "sweep.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlPlan:
+    """The team, its arms, and the statistics that are fixed before the first seed."""
+
+    team: tuple[str, ...]  # overrides, without the seed
+    arms: Mapping[str, tuple[str, ...]]  # overrides of arms by name, without the seed; those of the team if not trained
+    refused: Mapping[str, str]  # why other arms are not admitted
+    of_sweep: tuple[str, ...]  # overrides of the launcher and of parallel jobs
+    search_paths: tuple[str, ...]
+    metric: str
+    score_range: tuple[float, float] | None  # None: not needed
+    differences: Differences
+    first_seed: int
+    seeds: int
+    alpha: float
+
+    @property
+    def alpha_per_arm(self) -> float:
+        """The error probability of one arm (Bonferroni)."""
+        return self.alpha / max(len(self.arms), 1)
+
+    def overrides_of(self, run: str) -> tuple[str, ...]:
+        """The overrides of the team or an arm; those of `single_samples` also if only its tokens are needed."""
+        return self.team if run == TEAM else self.arms[SINGLE_TOKENS if run not in self.arms else run]
+
+
+def build_plan(typed: Sequence[str], settings: ControlsConfig) -> ControlPlan:
+    """Compose and check every arm.
+
+    Raises `ConfigError` if the team's configuration or a key is wrong, or an arm that the keys name is not admitted.
+    """
+    team = _split(typed)
+    _check_one_job(typed, team)
+    config = load_training_config([*team.search_paths, *team.rest])
+    limits = find_score_range(config) if settings.range is None else (settings.range[0], settings.range[1])
+    if limits is None and settings.differences is Differences.bounded:
+        raise ConfigError(
+            f"task.primary_metric={config.task.primary_metric}",
+            "has no range that is known for this reward, and a verdict depends on it",
+            f"give the lowest and highest possible score: {PREFIX}range=[0,1], or {PREFIX}differences=normal",
+        )
+    builders = _arm_builders(config, settings)
+    names = _select_arms(settings.arms, list(builders))
+    requested = {SINGLE_SAMPLES, SINGLE_TOKENS} if settings.single is not None else set()
+    requested |= {NO_MESSAGES} if settings.no_messages is not None else set()
+    arms: dict[str, tuple[str, ...]] = {}
+    refused: dict[str, str] = {}
+    paths = list(team.search_paths)
+    for name in names:
+        try:
+            arm = _split(_replace_keys(typed, builders[name]()))
+            _check_arm(load_training_config([*arm.search_paths, *arm.rest]), config)
+        except ConfigError as error:
+            if settings.arms is not None or name in requested:
+                raise
+            refused[name] = " ".join(str(error).split())
+            continue
+        arms[name] = _without_seed(arm)
+        paths += arm.search_paths
+    if not arms:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise ConfigError("configuration", "admits no arm", reasons)
+    return ControlPlan(
+        team=_without_seed(team),
+        arms=arms,
+        refused=refused,
+        of_sweep=tuple(team.of_sweep),
+        search_paths=tuple(merge_search_paths(list(dict.fromkeys(paths)))),
+        metric=config.task.primary_metric,
+        score_range=limits,
+        differences=settings.differences,
+        first_seed=config.seed,
+        seeds=settings.seeds,
+        alpha=settings.alpha,
+    )
+
+
+def _arm_builders(config: Config, settings: ControlsConfig) -> dict[str, Callable[[], list[str]]]:
+    """By arm, a function that returns its overrides in addition to the team's, or raises `ConfigError`."""
+    learners = [name for name, agent in config.task.agents.items() if not agent.frozen]
+    return {
+        SINGLE_SAMPLES: lambda: _single_overrides(settings),
+        SINGLE_TOKENS: lambda: _single_overrides(settings),
+        **{f"{FROZEN}{name}": lambda name=name: _freeze_others(name, learners) for name in learners},
+        SHARED_POLICY: lambda: _share_policy(config),
+        NO_MESSAGES: lambda: (
+            overrides_without_messages(config) if settings.no_messages is None else shlex.split(settings.no_messages)
+        ),
+        OTHER_SEEDS: lambda: _cross_play(config),
+    }
+
+
+def _single_overrides(settings: ControlsConfig) -> list[str]:
+    if settings.single is None:
+        raise ConfigError(
+            f"{PREFIX}single=null",
+            "names no task for one agent, which a team's task does not imply",
+            f"give overrides: {PREFIX}single='task=sorting_solo'",
+        )
+    return shlex.split(settings.single)
+
+
+def _freeze_others(agent: str, learners: Sequence[str]) -> list[str]:
+    others = [name for name in learners if name != agent]
+    if not others:
+        raise ConfigError(f"task.agents={agent}", "is the only agent that learns", "leave this arm out")
+    return [f"task.agents.{name}.frozen=true" for name in others]
+
+
+def _share_policy(config: Config) -> list[str]:
+    if len(config.task.agents) < 2 or config.team.kind.value == SHARED_POLICY:
+        raise ConfigError(f"team={config.team.kind.value}", "has one policy already", "leave this arm out")
+    return [f"team={SHARED_POLICY}"]
+
+
+def _cross_play(config: Config) -> list[str]:
+    if len(config.task.agents) < 2:
+        raise ConfigError("task.agents", "has one agent, which has no partner of another seed", "leave this arm out")
+    return []
+
+
+def _check_arm(arm: Config, team: Config) -> None:
+    """Raise `ConfigError` if the scores of an arm cannot be compared with the team's."""
+    if arm.task.primary_metric != team.task.primary_metric:
+        raise ConfigError(
+            f"task.primary_metric={arm.task.primary_metric}",
+            f"differs from the team's {team.task.primary_metric}",
+            f"add task.primary_metric={team.task.primary_metric} to the overrides of the arm",
+        )
+    if arm.seed != team.seed:
+        raise ConfigError(f"seed={arm.seed}", f"differs from the team's {team.seed}", "remove it: seeds are paired")
+
+
+def _select_arms(wanted: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """The arms to consider; `frozen_partner` names those of all agents. Raises `ConfigError` for others."""
+    if wanted is None:
+        return list(known)
+    for name in wanted:
+        if name not in (*known, FROZEN.rstrip("_")):
+            raise ConfigError(
+                f"{PREFIX}arms={name}", f"is no arm{closest_hint(name, list(known))}", f"use {' '.join(known)}"
+            )
+    is_frozen = FROZEN.rstrip("_") in wanted
+    return [name for name in known if name in wanted or (is_frozen and name.startswith(FROZEN))]
+
+
+@dataclass(frozen=True)
+class _Overrides:
+    """Normalised overrides by what reads them."""
+
+    rest: list[str]  # of a run, without the seed
+    of_sweep: list[str]
+    search_paths: list[str]
+
+
+def _split(typed: Sequence[str]) -> _Overrides:
+    found = normalize_arguments([SWEEP_FLAGS[0], *typed])
+    texts = [text for text in found if text not in SWEEP_FLAGS]
+    paths = [text for text in texts if text.startswith(SEARCH_PATH)]
+    of_sweep = [text for text in texts if text.lstrip("+~").startswith(OF_SWEEP) and text not in paths]
+    return _Overrides([text for text in texts if text not in (*paths, *of_sweep)], of_sweep, paths)
+
+
+def _without_seed(overrides: _Overrides) -> tuple[str, ...]:
+    return tuple(text for text in overrides.rest if _key(text) != "seed")
+
+
+def _check_one_job(typed: Sequence[str], found: _Overrides) -> None:
+    """Raise `ConfigError` for arguments of a sweep or a resume."""
+    for text in typed:
+        if text in SWEEP_FLAGS or text.startswith(("resume=", "hydra.sweep.")):
+            remedy = "remove it; the same command again continues, and the folder is controls.to="
+            raise ConfigError(text, "has no effect on ippo-controls", remedy)
+    for text in found.rest:
+        if len(expand_grid([text], lambda _: [])) > 1:
+            raise ConfigError(text, "has several values, and a comparison is about one team", "choose one")
+
+
+def _replace_keys(typed: Sequence[str], more: Sequence[str]) -> list[str]:
+    """Typed overrides, of which others replace those with the same key; `~KEY` only removes them."""
+    keys = {_key(text) for text in more}
+    removed = {f"~{_key(text)}" for text in typed}
+    return [*(text for text in typed if _key(text) not in keys), *(text for text in more if text not in removed)]
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].lstrip("+~")

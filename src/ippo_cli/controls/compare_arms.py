@@ -1,0 +1,99 @@
+"""Runs a comparison, or reads one: `ippo-controls`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ippo_cli.compose.configured import check_command_keys
+from ippo_cli.compose.known_keys import check_known_keys
+from ippo_cli.config.commands import last_value, parse_path, shell_command
+from ippo_cli.config.text import format_count
+from ippo_cli.controls.arms import ControlPlan, build_plan
+from ippo_cli.controls.assess import assess_arms, minimum_seeds
+from ippo_cli.controls.report import PAGE_FILE, check_same_comparison, format_terminal, write_report
+from ippo_cli.controls.runs import read_runs
+from ippo_cli.controls.search import ControlSearch
+from ippo_cli.controls.settings import PREFIX, ControlsConfig, parse_settings
+from ippo_cli.runs.folder import display_path, print_warning
+from ippo_cli.runs.output import print_text
+from ippo_cli.sweeps import folder as sweep_folder
+from ippo_cli.sweeps.multirun import run_search_sweep
+from ippo_cli.sweeps.outcome import check_outcome, close_rows
+
+PROGRAM = "ippo-controls"
+
+
+def run_comparison(argv: Sequence[str], keys: Sequence[str]) -> None:
+    """Train the missing runs of a comparison and print its table. Raises `ConfigError` or what `run_sweep` raises."""
+    own, typed = split_settings(argv, keys)
+    settings = parse_settings(own)
+    check_command_keys(typed, keys)
+    check_known_keys(typed)
+    plan = build_plan(typed, settings)
+    if last_value(typed, "mode") == "plan":  # configurations that differ in the seed have the same plan
+        plan = replace(plan, seeds=1)
+    folder = comparison_folder(typed, settings)
+    check_same_comparison(plan, folder)
+    parallel = int(last_value(plan.of_sweep, "sweep.max_parallel") or 1)
+    print_text(
+        f"ippo: {format_count(len(plan.arms), 'arm')} beside the team: {' '.join(plan.arms)} -> {display_path(folder)}"
+    )
+    for name, reason in plan.refused.items():
+        print_text(f"ippo: {name} is not trained: {reason}")
+    if (least := minimum_seeds(plan)) > plan.seeds:
+        print_warning(
+            f"{PREFIX}seeds={plan.seeds}: no difference is decided before seed {least} with {len(plan.arms)} arms; "
+            f"use more seeds, fewer arms ({PREFIX}arms=), or a larger {PREFIX}alpha"
+        )
+    run_search_sweep(
+        [*plan.of_sweep, *plan.search_paths, *plan.team],
+        folder,
+        ControlSearch(plan, parallel),
+        partial(_report, plan, shell_command(PROGRAM, *argv)),
+        argv,
+    )
+
+
+def print_comparison(folder: Path, keys: Sequence[str]) -> None:
+    """Print the table of a comparison that runs, was stopped, or is finished. Trains nothing."""
+    own, typed = split_settings(sweep_folder.read_arguments(folder), keys)
+    plan = build_plan(typed, parse_settings(own))
+    runs = read_runs(folder, sweep_folder.read_rows(folder))
+    print_text(format_terminal(plan, assess_arms(plan, folder, runs), runs))
+
+
+def split_settings(argv: Sequence[str], keys: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The values of the command's own keys, and the overrides of a run as they were typed."""
+    parts = [(text, *text.partition("=")) for text in argv]
+    own = {key: value for _, key, equals, value in parts if key in keys and equals}
+    return own, [text for text, key, _, _ in parts if key not in own]
+
+
+def comparison_folder(typed: Sequence[str], settings: ControlsConfig) -> Path:
+    """The folder of a comparison: equal for equal overrides, so that the same command continues it."""
+    if settings.to is not None:
+        return parse_path(settings.to).absolute()
+    own = sorted(text for text in typed if not sweep_folder.is_launcher_override(text))
+    identity = json.dumps([own, settings.single, settings.no_messages])
+    name = f"{last_value(typed, 'name') or 'default'}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+    return parse_path(last_value(typed, "output_dir") or "outputs").absolute() / "controls" / name
+
+
+def _report(plan: ControlPlan, command: str, folder: Path, error: str | None) -> None:
+    """Print the table and write the report. Raises what `check_outcome` raises, or `ConfigError`."""
+    rows = close_rows(folder, error)
+    runs = read_runs(folder, rows)
+    results = assess_arms(plan, folder, runs)
+    write_report(plan, folder, results, runs)
+    print_text(f"\n{format_terminal(plan, results, runs)}\n\nwritten to {display_path(folder / PAGE_FILE)}")
+    check_outcome(folder, rows, error, f"continue with: {command}")
+
+
+def is_comparison(arguments: Sequence[str]) -> bool:
+    """Whether the arguments are the folder of a comparison."""
+    return len(arguments) == 1 and (parse_path(arguments[0]) / sweep_folder.SWEEP_FILE).is_file()
