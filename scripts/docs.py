@@ -588,7 +588,10 @@ def _folded_item(parts: list[str], between: str) -> list[str]:
 
 
 def by_actor() -> list[str]:
-    """Defaults of other groups that differ between `actor=tiny` and `actor=full`."""
+    """Defaults of other groups that differ between `actor=tiny` and `actor=full`.
+
+    Without values of `actor` that other groups repeat: its dtype depends on this machine.
+    """
     lines = [
         "## Defaults that depend on `actor=`",
         "",
@@ -603,7 +606,9 @@ def by_actor() -> list[str]:
             dict(iter_leaves(OmegaConf.to_container(composed(f"critic={critic}", f"actor={actor}"), resolve=True)))
             for actor in ("tiny", "full")
         )
-        for key in sorted(tiny.keys() & full.keys()):
+        nodes = dict(iter_leaves(OmegaConf.to_container(composed(f"critic={critic}", "actor=full"), resolve=False)))
+        repeated = {key for key, node in nodes.items() if str(node).startswith("${actor.")}
+        for key in sorted((tiny.keys() & full.keys()) - repeated):
             if tiny[key] != full[key] and not key.startswith(("actor.", "task.", "hydra.")):
                 rows[key] = f"| `{key}` | `{shown(tiny[key])}` | `{shown(full[key])}` |"
     return [*lines, *rows.values(), ""]
