@@ -55,7 +55,10 @@ def update(given: Given) -> dict[str, Any]:
     with _one_rank(given.device), _collect_messages("ippo_cli.models") as messages:
         for name in given.shapes:
             shape = replace(SHAPES[name], context=max(tokens for _, tokens in batches))
-            learner, found[name] = _make_learner(shape, given.device), {}
+            if time.perf_counter() > end:
+                found[name] = {"skipped": f"{PART_S} s had passed"}
+                continue
+            learner, measure, found[name] = _make_learner(shape, given.device), None, {}
             for number, (rows, tokens) in enumerate(batches):
                 if time.perf_counter() > end:
                     found[name]["skipped"] = f"batches from {rows} x {tokens} on: {PART_S} s had passed"
@@ -198,11 +201,13 @@ class _StepMeasurement:
         return found | count_kernels_and_waits(self._step) if counts else found
 
     def _step(self) -> None:
+        from ippo_cli.training.minibatches import iterate_steps
         from ippo_cli.training.update import update_learner
         from ippo_cli.types import StepContext
 
         context = StepContext(seed=0, iteration=0, num_iterations=1)
-        update_learner(self._learner, {"solo": self._rollout}, {"solo": self._targets}, context)
+        steps = iterate_steps(self._learner, {"solo": self._rollout}, {"solo": self._targets}, context)
+        update_learner(self._learner, steps, context)
 
 
 def _plan_bytes(learner: Any, rows: int, tokens: int, response_tokens: int) -> float:

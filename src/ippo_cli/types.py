@@ -109,7 +109,8 @@ def move_carrier(carrier: C, device: torch.device | str) -> C:
 def move_tensor(value: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device; the host does not wait for a copy to a GPU."""
     if device.type == "cuda" and value.device.type == "cpu":
-        return value.pin_memory().to(device, non_blocking=True)
+        # A copy of strided memory would wait: torch makes it contiguous in memory that is not pinned.
+        return value.contiguous().pin_memory().to(device, non_blocking=True)
     return value.to(device)
 
 

@@ -164,6 +164,9 @@ def test_head_called_per_chunk() -> None:
     calls.clear()
     selected_logprobs(hidden, head, ids, temperature=1.0, chunk_tokens=4)[0].sum().backward()
     assert sorted(calls) == [3, 4, 4, 4, 4, 4, 4]  # the last chunk's logits are kept
+    calls.clear()
+    selected_logprobs(hidden, head, ids, temperature=1.0, chunk_tokens=4, keep_last=False)[0].sum().backward()
+    assert sorted(calls) == [3, 3, 4, 4, 4, 4, 4, 4]
 
 
 class WidestLogits(TorchDispatchMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -73,6 +74,15 @@ def test_heads_have_equal_losses(bench: Any, tmp_path: Path) -> None:
     found = bench("gpu_update").head(given)["tiny"]
     assert found["torch"]["loss"] == pytest.approx(found["ours"]["loss"], rel=0.01)
     assert found["ours, with entropy"]["loss"] < found["ours"]["loss"]
+
+
+@pytest.mark.slow
+def test_steps_are_measured(bench: Any, tmp_path: Path) -> None:
+    given = ["--device", "cpu", "--shapes", "tiny", "--tokens", "16", "--rows", "8", "--parts", "update"]
+    script = Path(bench("gpu").__file__)
+    subprocess.run([sys.executable, script, tmp_path, *given], check=True, capture_output=True, timeout=300)
+    found = json.loads((tmp_path / "gpu.json").read_text())["update"]["tiny"]["8 x 16"]
+    assert all(form["tokens_per_second"] > 0 for form in found.values())
 
 
 def test_rows_of_a_step_share_prompts(bench: Any) -> None:

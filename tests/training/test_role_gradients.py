@@ -193,3 +193,16 @@ def test_placed_learners_are_measured_on_their_ranks(tmp_path: Path) -> None:
     one = rows(train(tmp_path / "one", *keys))
     placed = 'launch.placement={"actor": 0, "critic": 1}'
     assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys, placed)), rel=2e-3)
+
+
+def test_iterations_without_policy_update_are_not_measured(tmp_path: Path) -> None:
+    """While only the value head learns, norms are those of the value loss."""
+    warmup = ("algorithm.critic_warmup=1", "critic=value_head", SHARED, MEASURED, EQUAL, *SHORT, *ONE_STEP)
+    with open_trainer(tmp_path, *UNEQUAL, *warmup) as trainer:
+        first, second = step_row(trainer), step_row(trainer)
+    weights = [[key for key in row if key.endswith("/role_weight")] for row in (first, second)]
+    norms = [[key for key in row if key.endswith("/role_grad_norm")] for row in (first, second)]
+    assert not weights[0]
+    assert not norms[0]
+    assert len(weights[1]) == 2
+    assert len(norms[1]) == 3

@@ -51,13 +51,28 @@ def selected_logprobs(
     temperature: float,
     chunk_tokens: int,
     with_entropy: Literal[True] = True,
+    keep_last: bool = True,
 ) -> tuple[Real, Real]: ...
 @overload
 def selected_logprobs(
-    hidden: Hidden, lm_head: Head, ids: Ids, *, temperature: float, chunk_tokens: int, with_entropy: bool
+    hidden: Hidden,
+    lm_head: Head,
+    ids: Ids,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+    with_entropy: bool,
+    keep_last: bool = True,
 ) -> tuple[Real, Real | None]: ...
 def selected_logprobs(
-    hidden: Hidden, lm_head: Head, ids: Ids, *, temperature: float, chunk_tokens: int, with_entropy: bool = True
+    hidden: Hidden,
+    lm_head: Head,
+    ids: Ids,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+    with_entropy: bool = True,
+    keep_last: bool = True,
 ) -> tuple[Real, Real | None]:
     """Log-probability of each chosen id under the tempered policy, and that policy's entropy.
 
@@ -68,7 +83,8 @@ def selected_logprobs(
 
     Half-precision logits are raised to float32 before the temperature and the softmax; float64 stays. Ids are valid
     everywhere, padding included. `with_entropy=False` gives `(logprobs, None)`. An impossible token (logit -inf) adds
-    nothing to the entropy. First derivatives only. No tokens at all is fine: the head still runs, on one row of zeros,
+    nothing to the entropy. `keep_last=False` computes the last chunk's logits again too, for callers with other logits
+    before the backward pass. First derivatives only. No tokens at all is fine: the head still runs, on one row of zeros,
     so that hooks on it (sharded weights) fire on every rank, and the empty result hangs on its graph.
 
     Source: the definitions; the temperature is part of the policy, as in Schulman et al. 2017 (arXiv 1707.06347),
@@ -79,7 +95,8 @@ def selected_logprobs(
     def chunk(rows: Tensor, chosen: Tensor) -> tuple[Tensor, ...]:
         return _SelectedLogprobs.apply(lm_head(rows), chosen, temperature, with_entropy)
 
-    results = over_chunks(chunk, (hidden.reshape(-1, hidden.shape[-1]), ids.reshape(-1)), chunk_tokens)
+    rows = hidden.reshape(-1, hidden.shape[-1]), ids.reshape(-1)
+    results = over_chunks(chunk, rows, chunk_tokens, keep_last=keep_last)
     shaped = [result.view(ids.shape) for result in results]
     return shaped[0], shaped[1] if with_entropy else None
 
@@ -93,10 +110,14 @@ def check_chunking(temperature: float, chunk_tokens: int) -> None:
 
 
 def over_chunks(
-    function: Callable[..., tuple[Tensor, ...]], rows: tuple[Tensor, ...], chunk_tokens: int
+    function: Callable[..., tuple[Tensor, ...]],
+    rows: tuple[Tensor, ...],
+    chunk_tokens: int,
+    *,
+    keep_last: bool = True,
 ) -> list[Tensor]:
-    """Apply `function` to every `chunk_tokens` rows and join; under gradient, the backward pass recomputes each chunk
-    except the last one.
+    """Apply `function` to every `chunk_tokens` rows and join; under gradient, the backward pass recomputes each chunk,
+    with `keep_last` except the last one.
 
     `rows` share their first dimension N; `function` maps chunks `[n, ...]` to a tuple of `[n]`; the results are `[N]`.
     """
@@ -104,7 +125,7 @@ def over_chunks(
     if total == 0:
         rows = tuple(torch.cat([part, part.new_zeros(1, *part.shape[1:])]) for part in rows)
     chunks = list(zip(*(part.split(chunk_tokens) for part in rows), strict=True))
-    recomputed = len(chunks) - 1 if torch.is_grad_enabled() else 0
+    recomputed = len(chunks) - keep_last if torch.is_grad_enabled() else 0
     done = [
         checkpoint(function, *parts, use_reentrant=False, context_fn=lambda: (nullcontext(), _recomputation))
         for parts in chunks[:recomputed]
@@ -151,7 +172,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         if not with_entropy:
             return (chosen,)
         every.clamp_(min=LOG_ZERO)
-        entropy = torch.linalg.vecdot(every.exp(), every).neg_()
+        entropy = every.exp().mul_(every).sum(-1).neg_()
         ctx.entropy = entropy.detach()
         return chosen, entropy
 

@@ -127,6 +127,7 @@ class Policy(nn.Module):
             temperature=temperature,
             chunk_tokens=chunk_tokens,
             with_entropy=with_entropy,
+            keep_last=reference is None,
         )
 
         def join(values: Tensor) -> Tensor:

@@ -252,7 +252,8 @@ def _decode_bytes(config: Config, name: str, agent: AgentShapes, rows: int, devi
     cache = kv_bytes(shape, width) * batch_rows * columns
     logits = batch_rows * shape.vocabulary * (width + 12)
     prompts = min(max(PROMPT_TOKENS, longest), batch_rows * longest) * forward_bytes(shape, width)
-    packed = packed_bytes(shape.sizes, width, limit) if device == "cpu" else 0.0
+    is_sharded = config.deepspeed.stage == 3 and config.rollout.zero3_gather is Zero3Gather.layer
+    packed = packed_bytes(shape.sizes, width, limit) if device == "cpu" and not is_sharded else 0.0
     return cache + max(logits, prompts) + packed
 
 

@@ -71,7 +71,7 @@ class RoleGradients(Method):
         for step in steps:
             if step.is_first:
                 products = None
-                if context.iteration % self._every == 0:
+                if context.iteration % self._every == 0 and not learner.objective.freezes_policy(context.iteration):
                     products = measure_products(learner, step.batch, context)
                     if learner.is_policy:
                         scores = {name: self._scores[name] for name in learner.agent_names}
