@@ -84,8 +84,8 @@ def selected_logprobs(
     Half-precision logits are raised to float32 before the temperature and the softmax; float64 stays. Ids are valid
     everywhere, padding included. `with_entropy=False` gives `(logprobs, None)`. An impossible token (logit -inf) adds
     nothing to the entropy. `keep_last=False` computes the last chunk's logits again too, for callers with other logits
-    before the backward pass. First derivatives only. No tokens at all is fine: the head still runs, on one row of zeros,
-    so that hooks on it (sharded weights) fire on every rank, and the empty result hangs on its graph.
+    before the backward pass. First derivatives only. No tokens at all is fine: the head still runs, on one row of
+    zeros, so that hooks on it (sharded weights) fire on every rank, and the empty result hangs on its graph.
 
     Source: the definitions; the temperature is part of the policy, as in Schulman et al. 2017 (arXiv 1707.06347),
     where the ratio compares the distributions that are sampled from.
