@@ -37,6 +37,7 @@ Line = tuple[Path, int]
 
 # Number fields that allow every finite value.
 UNBOUNDED = {
+    "gradnorm_best_score",
     "rank_pattern",
     "alpha_pattern",
     "team_weight",

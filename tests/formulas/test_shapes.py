@@ -52,6 +52,8 @@ WRONG: dict[str, Callable[[], object]] = {
     "cross_agent_weights": lambda: formulas.cross_agent_weights(X, X, WIDE, exponent=2.0, clip_range=0.2),
     "step_logratio": lambda: formulas.step_logratio(X, WIDE, MASK, TURN, steps=1, pooling="sum"),
     "sequential_factor": lambda: formulas.sequential_factor(ROWS, MASK, TURN, cap=2.0),
+    "equal_norm_weights": lambda: formulas.equal_norm_weights(X, limit=2.0),
+    "gradnorm_weights": lambda: formulas.gradnorm_weights(ROWS, torch.ones(3), ROWS, alpha=1.0, rate=0.1, limit=2.0),
     "bradley_terry": lambda: formulas.bradley_terry(X),
     "shapley_values": lambda: formulas.shapley_values(ROWS),
     "ValueBins": lambda: formulas.ValueBins("3", 0.0, 1.0),  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import torch
 
 from ippo_cli.agents.grad_norms import GradNorms
 from ippo_cli.config.role_gradients import role_balance
-from ippo_cli.config.schema import Config, RoleBalance
+from ippo_cli.config.schema import Config, RoleBalance, SharedPolicyConfig
 from ippo_cli.formulas import equal_norm_weights, gradnorm_weights
 
 WEIGHT_LIMIT = 10.0  # weights are at least its inverse
@@ -45,8 +45,9 @@ class Balance:
 
     def __init__(self, config: Config) -> None:
         self.kind = role_balance(config)
-        self._alpha: float | None = getattr(config.team, "gradnorm_alpha", None)
-        self._best_score: float | None = getattr(config.team, "gradnorm_best_score", None)
+        team = config.team
+        self._alpha = team.gradnorm_alpha if isinstance(team, SharedPolicyConfig) else None
+        self._best_score = team.gradnorm_best_score if isinstance(team, SharedPolicyConfig) else None
 
     def update(self, state: RoleState, norms: Mapping[str, float], scores: Mapping[str, float]) -> RoleState:
         """The state with the weights after a measurement of unweighted `norms`; `scores`: mean scores by agent.
