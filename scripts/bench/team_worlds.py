@@ -259,7 +259,7 @@ class Matrix(Simultaneous):
 class UnequalRoles:
     """The first agent acts in each of `turns` turns, the second in the last one: each for its own reward.
 
-    In a turn each agent observes a random letter of its own. The first copies it, the second writes the letter after
+    In a turn each agent observes a different random letter. The first copies it, the second writes the letter after
     it. A right answer has a reward of 1, divided by the agent's turns.
     """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,10 @@ from ippo_cli.compose.configured import load_training_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ConversationConfig
 from ippo_cli.controls.arms import ControlPlan, build_plan
-from ippo_cli.controls.compare_arms import comparison_folder, split_settings
+from ippo_cli.controls.compare_arms import comparison_folder, named_comparison, run_comparison, split_settings
 from ippo_cli.controls.messages import overrides_without_messages
 from ippo_cli.controls.settings import ControlsConfig, parse_settings
+from ippo_cli.sweeps.folder import JobRow
 
 KEYS = OWN_KEYS["ippo-controls"]
 
@@ -106,7 +109,12 @@ def test_messages_that_templates_do_not_decide_stay(overrides: list[str], messag
         (["seed=1,2"], "has several values"),
         (["resume=auto"], "the same command again continues"),
         (["reward.agent_weight=1"], "controls.range=[0,1]"),
-        (["task=sorting_solo"], "admits no arm"),
+        (["task=sorting_solo"], "has one agent"),
+        (["controls.range=[0,inf]"], "is not a lower and an upper limit"),
+        (["controls.range=[nan,1]"], "is not a lower and an upper limit"),
+        (["controls.arms=[]"], "names no arm; use some of"),
+        (["controls.arms=[shared_policy]", "controls.single=task=sorting_sol"], "has no effect without an arm single"),
+        (["controls.arms=[shared_policy]", "controls.no_messages=seed=1"], "has no effect without an arm no_messages"),
     ],
 )
 def test_wrong_arguments(argv: list[str], message: str) -> None:
@@ -128,3 +136,19 @@ def test_equal_overrides_have_one_folder(tmp_path: Path, monkeypatch: pytest.Mon
     assert comparison_folder(["name=x", "task=relay", "sweep.max_parallel=2"], ControlsConfig(seeds=5)) == one
     assert comparison_folder(["name=x", "task=relay"], ControlsConfig(single="task=y")) != one
     assert comparison_folder([], ControlsConfig(to="here")) == tmp_path / "here"
+
+
+def test_folders_of_other_things_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hi")
+    (tmp_path / "sweep").mkdir()
+    jobs = [asdict(JobRow(job=seed, overrides=[f"seed={seed}"], folder=f"{seed}_seed={seed}")) for seed in (1, 2)]
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"arguments": ["seed=1,2"], "jobs": jobs}))
+    for name, rule in (("notes.txt", "is a file"), (".", "has other files"), ("sweep", "has other files")):
+        with pytest.raises(ConfigError, match=rf"controls\.to=.*{rule}"):
+            run_comparison(["task=sorting", f"controls.to={tmp_path / name}"], KEYS)
+    rules = {"missing": "does not exist", "notes.txt": "is not the folder", "sweep": "is not the folder"}
+    for name, rule in rules.items():
+        with pytest.raises(ConfigError, match=rule):
+            named_comparison([str(tmp_path / name)])
+    assert named_comparison(["task=sorting"]) is None
+    assert named_comparison(["--help"]) is None

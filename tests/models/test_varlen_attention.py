@@ -73,13 +73,13 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[int]]:
     def use(function: Any) -> list[int]:
         calls: list[int] = []
 
-        def watched(query: Tensor, *others: Any, **options: Any) -> Tensor:
+        def record_call(query: Tensor, *others: Any, **options: Any) -> Tensor:
             calls.append(len(query))
             return function(query, *others, **options)
 
         wrapped = wrap_kernel(function)
         if wrapped is not None:
-            wrapped = replace(wrapped, function=watched)
+            wrapped = replace(wrapped, function=record_call)
         monkeypatch.setattr(varlen_attention, "load_kernel", lambda: wrapped)
         monkeypatch.setattr(varlen_attention, "_tested", {})
         return calls
@@ -172,10 +172,10 @@ def test_log_probabilities_of_shared_prompts(kernel: Any, monkeypatch: pytest.Mo
 
 
 def test_heads_repeated_for_kernel_without_grouped_heads(kernel: Any) -> None:
-    def ungrouped(query: Tensor, key: Tensor, value: Tensor, *bounds: Any, scale: Any, window_size: Any) -> Tensor:
-        return emulate(query, key, value, *bounds, scale=scale, window_size=window_size)
+    def attend_heads(*states: Any, scale: Any, window_size: Any) -> Tensor:
+        return emulate(*states, scale=scale, window_size=window_size)
 
-    calls, row = kernel(ungrouped), pack(LENGTHS, CPU, SUFFIXES)
+    calls, row = kernel(attend_heads), pack(LENGTHS, CPU, SUFFIXES)
     actual, expected = (run_layer(name, random_states(), row) for name in (VARLEN, "sdpa"))
     assert calls[-1] == TOKENS
     for one, other in zip(actual, expected, strict=True):
@@ -242,10 +242,10 @@ def fail(*_: Any, **__: Any) -> Tensor:
 def imitate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function with the signature of the kernel."""
 
-    def called(*arguments: Any, scale: Any, window_size: Any, enable_gqa: bool = False) -> Tensor:
+    def run_kernel(*arguments: Any, scale: Any, window_size: Any, enable_gqa: bool = False) -> Tensor:
         return function(*arguments, scale=scale, window_size=window_size, enable_gqa=enable_gqa)
 
-    return called
+    return run_kernel
 
 
 @pytest.mark.parametrize(
@@ -279,12 +279,12 @@ def test_bf16_kernel_passes_its_test(kernel: Any, caplog: pytest.LogCaptureFixtu
 
 
 def test_kernel_that_raises_for_a_row_is_replaced_by_groups(kernel: Any, caplog: pytest.LogCaptureFixture) -> None:
-    def limited(query: Tensor, *others: Any, **options: Any) -> Tensor:
+    def refuse_row(query: Tensor, *others: Any, **options: Any) -> Tensor:
         if len(query) == TOKENS:
             raise RuntimeError("too many tokens")
         return emulate(query, *others, **options)
 
-    calls, states, row = kernel(imitate(limited)), random_states(), pack(LENGTHS, CPU, SUFFIXES)
+    calls, states, row = kernel(imitate(refuse_row)), random_states(), pack(LENGTHS, CPU, SUFFIXES)
     actual, expected = (run_layer(name, states, row) for name in (VARLEN, "sdpa"))
     assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
     count = len(calls)
@@ -294,10 +294,10 @@ def test_kernel_that_raises_for_a_row_is_replaced_by_groups(kernel: Any, caplog:
 
 
 def test_exhausted_memory_is_not_a_reason_for_groups(kernel: Any) -> None:
-    def exhausted(*_: Any, **__: Any) -> Tensor:
+    def exhaust_memory(*_: Any, **__: Any) -> Tensor:
         raise torch.OutOfMemoryError("out of memory")
 
-    kernel(imitate(exhausted))
+    kernel(imitate(exhaust_memory))
     with pytest.raises(torch.OutOfMemoryError):
         run_layer(VARLEN, random_states(), pack(LENGTHS, CPU, SUFFIXES))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from ippo_cli.cli.command_keys import OWN_KEYS
@@ -21,11 +20,11 @@ def main() -> NoReturn:
 
 def compare_with_controls(argv: Sequence[str]) -> None:
     """Train the missing runs and print the table; with the folder of a comparison alone, only print it."""
-    from ippo_cli.controls.compare_arms import is_comparison, print_comparison, run_comparison
+    from ippo_cli.controls.compare_arms import named_comparison, print_comparison, run_comparison
 
     ignore_closed_output()
-    if is_comparison(argv):
-        print_comparison(Path(argv[0]).absolute(), OWN_KEYS[PROGRAM])
+    if (folder := named_comparison(argv)) is not None:
+        print_comparison(folder, OWN_KEYS[PROGRAM])
     else:
         run_comparison(argv, OWN_KEYS[PROGRAM])
 

@@ -13,7 +13,13 @@ BEST_ALPHA = 1.5  # of the paper for unlike tasks
 
 def role_balance(config: Config) -> RoleBalance:
     """How the losses of agents with shared weights are weighted."""
-    return config.team.role_balance if isinstance(config.team, SharedPolicyConfig) else RoleBalance.none
+    team = find_shared_policy(config)
+    return RoleBalance.none if team is None else team.role_balance
+
+
+def find_shared_policy(config: Config) -> SharedPolicyConfig | None:
+    """The settings of a team that shares policies; None for other teams."""
+    return config.team if isinstance(config.team, SharedPolicyConfig) else None
 
 
 def roles_by_policy(config: Config) -> dict[str, tuple[str, ...]]:

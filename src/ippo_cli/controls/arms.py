@@ -1,4 +1,4 @@
-"""The arms of a comparison: overrides of those that a configuration admits, and why it does not admit others."""
+"""The arms of a comparison: overrides of the arms that a configuration admits, and why it does not admit others."""
 
 from __future__ import annotations
 
@@ -56,6 +56,10 @@ def build_plan(typed: Sequence[str], settings: ControlsConfig) -> ControlPlan:
     team = _split(typed)
     _check_one_job(typed, team)
     config = load_training_config([*team.search_paths, *team.rest])
+    if len(config.task.agents) < 2:
+        raise ConfigError(
+            f"task.kind={config.task.kind}", "has one agent, and a comparison is about a team", "use a task of several"
+        )
     limits = find_score_range(config) if settings.range is None else (settings.range[0], settings.range[1])
     if limits is None and settings.differences is Differences.bounded:
         raise ConfigError(
@@ -65,6 +69,7 @@ def build_plan(typed: Sequence[str], settings: ControlsConfig) -> ControlPlan:
         )
     builders = _arm_builders(config, settings)
     names = _select_arms(settings.arms, list(builders))
+    _check_overrides_used(settings, names)
     requested = {SINGLE_SAMPLES, SINGLE_TOKENS} if settings.single is not None else set()
     requested |= {NO_MESSAGES} if settings.no_messages is not None else set()
     arms: dict[str, tuple[str, ...]] = {}
@@ -159,6 +164,8 @@ def _select_arms(wanted: Sequence[str] | None, known: Sequence[str]) -> list[str
     """The arms to consider; `frozen_partner` names those of all agents. Raises `ConfigError` for others."""
     if wanted is None:
         return list(known)
+    if not wanted:
+        raise ConfigError(f"{PREFIX}arms=[]", "names no arm", f"use some of {' '.join(known)}, or null for all")
     for name in wanted:
         if name not in (*known, FROZEN.rstrip("_")):
             raise ConfigError(
@@ -166,6 +173,17 @@ def _select_arms(wanted: Sequence[str] | None, known: Sequence[str]) -> list[str
             )
     is_frozen = FROZEN.rstrip("_") in wanted
     return [name for name in known if name in wanted or (is_frozen and name.startswith(FROZEN))]
+
+
+def _check_overrides_used(settings: ControlsConfig, names: Sequence[str]) -> None:
+    """Raise `ConfigError` for overrides of an arm that is not considered."""
+    for key, text, arms in (
+        ("single", settings.single, (SINGLE_SAMPLES, SINGLE_TOKENS)),
+        ("no_messages", settings.no_messages, (NO_MESSAGES,)),
+    ):
+        if text is not None and not set(arms) & set(names):
+            rule = f"has no effect without an arm {' or '.join(arms)}"
+            raise ConfigError(f"{PREFIX}{key}={text}", rule, f"add the arm to {PREFIX}arms, or remove this key")
 
 
 @dataclass(frozen=True)

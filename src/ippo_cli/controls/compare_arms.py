@@ -12,8 +12,9 @@ from pathlib import Path
 from ippo_cli.compose.configured import check_command_keys
 from ippo_cli.compose.known_keys import check_known_keys
 from ippo_cli.config.commands import last_value, parse_path, shell_command
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.text import format_count
-from ippo_cli.controls.arms import ControlPlan, build_plan
+from ippo_cli.controls.arms import TEAM, ControlPlan, build_plan
 from ippo_cli.controls.assess import assess_arms, minimum_seeds
 from ippo_cli.controls.report import PAGE_FILE, check_same_comparison, format_terminal, write_report
 from ippo_cli.controls.runs import read_runs
@@ -38,6 +39,7 @@ def run_comparison(argv: Sequence[str], keys: Sequence[str]) -> None:
     if last_value(typed, "mode") == "plan":  # configurations that differ in the seed have the same plan
         plan = replace(plan, seeds=1)
     folder = comparison_folder(typed, settings)
+    _check_folder(folder)
     check_same_comparison(plan, folder)
     parallel = int(last_value(plan.of_sweep, "sweep.max_parallel") or 1)
     print_text(
@@ -94,6 +96,28 @@ def _report(plan: ControlPlan, command: str, folder: Path, error: str | None) ->
     check_outcome(folder, rows, error, f"continue with: {command}")
 
 
-def is_comparison(arguments: Sequence[str]) -> bool:
-    """Whether the arguments are the folder of a comparison."""
-    return len(arguments) == 1 and (parse_path(arguments[0]) / sweep_folder.SWEEP_FILE).is_file()
+def named_comparison(arguments: Sequence[str]) -> Path | None:
+    """The folder of a comparison, if the arguments are a path alone. Raises `ConfigError` if it has no comparison."""
+    if len(arguments) != 1 or "=" in arguments[0] or arguments[0].startswith(("-", "+", "~")):
+        return None
+    folder = parse_path(arguments[0]).absolute()
+    if not _has_comparison(folder):
+        rule = "is not the folder of a comparison" if folder.exists() else "does not exist"
+        raise ConfigError(arguments[0], rule, f"name a folder that {PROGRAM} has printed, or give overrides")
+    return folder
+
+
+def _has_comparison(folder: Path) -> bool:
+    """Whether a comparison was started in a folder, and not an ordinary sweep."""
+    if not (folder / sweep_folder.SWEEP_FILE).is_file():
+        return False
+    return any(row.folder.startswith(f"{TEAM}-") for row in sweep_folder.read_rows(folder))
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise `ConfigError` if a folder has something else than this comparison."""
+    remedy = f"use another folder: {PREFIX}to=FOLDER"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{PREFIX}to={display_path(folder)}", "is a file", remedy)
+    if folder.is_dir() and any(folder.iterdir()) and not _has_comparison(folder):
+        raise ConfigError(f"{PREFIX}to={display_path(folder)}", "has other files, and no comparison", remedy)

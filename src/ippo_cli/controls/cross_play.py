@@ -1,4 +1,4 @@
-"""Cross-play of the team's runs of two seeds, by `ippo-eval crossplay=true` in a process of its own."""
+"""Cross-play of the team's runs of two seeds, by `ippo-eval crossplay=true` in another process."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ from ippo_cli.controls.runs import Runs, read_runs, run_folder_name
 from ippo_cli.runs.folder import print_warning
 from ippo_cli.runs.output import print_text
 from ippo_cli.sweeps.folder import STOP_FILE, JobRow
-from ippo_cli.sweeps.search import FINISHED
+from ippo_cli.sweeps.search import FINISHED, IndependentJobs
 
 
 @dataclass
-class ControlSearch:
+class ControlSearch(IndependentJobs):
     """A search of `sweeps`: its jobs depend on the scores of earlier rounds, and on nothing that is not in the folder.
 
     A round has all seeds without which there can be no verdict, later as many as train in parallel.
@@ -58,17 +58,8 @@ class ControlSearch:
         wanted = self._missing_runs(results, runs)
         return [self._row(len(rows) + place, *run, runs) for place, run in enumerate(wanted, start=1)]
 
-    def unfinished_rows(self, rows: Sequence[JobRow]) -> list[JobRow]:
-        return [row for row in rows if row.state != "done"]
-
-    def prepare_folder(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
-        pass
-
-    def prune_iteration(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> int | None:
-        return None
-
     def _missing_runs(self, results: dict[str, ArmResult], runs: Runs) -> list[tuple[str, int]]:
-        """The runs of the next round, by seed; those that the seeds so far lack come first."""
+        """The runs of the next round, by seed; runs that earlier seeds lack come first."""
         active = [name for name, result in results.items() if result.verdict == UNDECIDED]
         first, most = self.plan.first_seed, self.plan.seeds
         trained = sum(name == TEAM for name, _ in runs)

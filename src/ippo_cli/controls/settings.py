@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -44,10 +45,9 @@ def parse_settings(own: Mapping[str, str]) -> ControlsConfig:
     settings = validate_values(ControlsConfig, plain, PREFIX)
     check_constraints(settings, PREFIX)
     limits = settings.range
-    if limits is not None and (len(limits) != 2 or limits[0] >= limits[1]):
-        raise ConfigError(
-            f"{PREFIX}range={typed['range']}", "is not a lower and an upper limit", f"use {PREFIX}range=[0,1]"
-        )
+    if limits is not None and (len(limits) != 2 or not -math.inf < limits[0] < limits[1] < math.inf):
+        rule = "is not a lower and an upper limit, both finite"
+        raise ConfigError(f"{PREFIX}range={typed['range']}", rule, f"use {PREFIX}range=[0,1]")
     return settings
 
 

@@ -45,8 +45,8 @@ class Sequences:
         return self.response_ids.flatten().index_select(0, self.action_places)
 
     def scatter_actions(self, values: Tensor) -> Tensor:
-        """Values `[n]` of these action tokens at their places `[b, R]`, and those that other ranks of the group
-        compute; 0 elsewhere. Collective over the group.
+        """Values `[n]` of these action tokens at their places `[b, R]`, and the values of other ranks of the group; 0
+        elsewhere. Collective over the group.
         """
         zeros = torch.zeros(self.response_ids.numel(), dtype=values.dtype, device=values.device)
         return self.join_shards(zeros.index_copy(0, self.action_places, values).view(self.response_ids.shape))
@@ -125,7 +125,7 @@ def build_sequences(
 
 def _find_actions(mask: Tensor, state: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor]:
     """The places of action tokens `[n]` in the flattened `mask` `[b, R]`, and the states before them among the tokens
-    that this rank reads; only those of its own shard.
+    that this rank reads; only tokens of its shard.
     """
     shard = None if packing is None else packing.shard
     own = mask if shard is None else mask & shard.holds(state)

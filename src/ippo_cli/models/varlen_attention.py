@@ -1,6 +1,6 @@
 """Attention of packed rows by one kernel per layer: FlashAttention for sequences of different lengths.
 
-The kernel, `torch.nn.attention.varlen.varlen_attn`, reads a row as it is, with the cumulative lengths of its sequences.
+The kernel, `torch.nn.attention.varlen.varlen_attn`, reads a row and the cumulative lengths of its sequences.
 `attend_varlen` decides where it is used; otherwise sequences attend in groups, see `packing`.
 
 Dao 2023 (FlashAttention-2, arXiv 2307.08691). Its causal mask is aligned at the last query and key, so a suffix attends

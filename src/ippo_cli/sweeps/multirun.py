@@ -108,7 +108,7 @@ def run_search_sweep(
     report: Callable[[Path, str | None], None],
     recorded: Sequence[str],
 ) -> None:
-    """Run the jobs of a search in a folder, or those that are missing there, with the launcher of the overrides.
+    """Run the jobs of a search in a folder, or its missing jobs, with the launcher of the overrides.
 
     `report` gets the folder and the launcher's error, and raises what `run_sweep` raises. `recorded`: the arguments in
     `sweep.json`.

@@ -46,13 +46,8 @@ class Search(Protocol):
         ...
 
 
-class FixedJobs:
-    """A fixed list of jobs, all known before the sweep starts."""
-
-    total = 0  # it generates no jobs
-
-    def new_rows(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
-        return []
+class IndependentJobs:
+    """The part of a search whose jobs run to their end, each in an empty folder."""
 
     def unfinished_rows(self, rows: Sequence[JobRow]) -> list[JobRow]:
         return [row for row in rows if row.state != "done"]
@@ -62,6 +57,15 @@ class FixedJobs:
 
     def prune_iteration(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> int | None:
         return None
+
+
+class FixedJobs(IndependentJobs):
+    """A fixed list of jobs, all known before the sweep starts."""
+
+    total = 0  # it generates no jobs
+
+    def new_rows(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
+        return []
 
 
 def run_search(
@@ -105,7 +109,7 @@ def run_search_in_rounds(
     make: ComposeJob,
     plains: dict[int, dict[str, Any]],
 ) -> None:
-    """Launch all waiting jobs together and wait for them, then those that the search generates from their results.
+    """Launch all waiting jobs together and wait for them, then the jobs that the search generates from their results.
 
     `launch`: runs jobs with a launcher of Hydra, such as that of SLURM, and waits for their end.
     """

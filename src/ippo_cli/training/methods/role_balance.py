@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ippo_cli.agents.grad_norms import GradNorms
-from ippo_cli.config.role_gradients import role_balance
+from ippo_cli.config.role_gradients import find_shared_policy, role_balance
 from ippo_cli.config.schema import Config, RoleBalance, SharedPolicyConfig
 from ippo_cli.formulas import equal_norm_weights, gradnorm_weights
 
@@ -45,14 +45,14 @@ class Balance:
 
     def __init__(self, config: Config) -> None:
         self.kind = role_balance(config)
-        team = config.team
-        self._alpha = team.gradnorm_alpha if isinstance(team, SharedPolicyConfig) else None
-        self._best_score = team.gradnorm_best_score if isinstance(team, SharedPolicyConfig) else None
+        team: SharedPolicyConfig | None = find_shared_policy(config)
+        self._alpha = None if team is None else team.gradnorm_alpha
+        self._best_score = None if team is None else team.gradnorm_best_score
 
     def update(self, state: RoleState, norms: Mapping[str, float], scores: Mapping[str, float]) -> RoleState:
         """The state with the weights after a measurement of unweighted `norms`; `scores`: mean scores by agent.
 
-        Norms that are not finite leave the state as it is.
+        Norms that are not finite do not change the state.
         """
         if self.kind is RoleBalance.none or not all(map(math.isfinite, norms.values())):
             return state
