@@ -47,7 +47,7 @@ class Search(Protocol):
 
 
 class IndependentJobs:
-    """The part of a search whose jobs run to their end, each in an empty folder."""
+    """The part of a search without pruning: jobs run to their end, each in an empty folder."""
 
     def unfinished_rows(self, rows: Sequence[JobRow]) -> list[JobRow]:
         return [row for row in rows if row.state != "done"]
