@@ -215,7 +215,7 @@ def load_training_config(overrides: list[str]) -> Config:
 
     from ippo_cli.compose.arguments import merge_search_paths
     from ippo_cli.compose.diagnose import diagnose_error
-    from ippo_cli.compose.load import build_config, compose_node, resolve_config
+    from ippo_cli.compose.load import load_config
     from ippo_cli.compose.typed_kinds import check_typed_kinds
     from ippo_cli.compose.user_files import check_user_files
     from ippo_cli.compose.validate import WrongConfig
@@ -227,7 +227,7 @@ def load_training_config(overrides: list[str]) -> Config:
     check_user_files(combined)
     check_typed_kinds(combined, [])
     try:
-        config = build_config(resolve_config(compose_node(combined)))
+        config = load_config(combined)
     except (HydraException, OmegaConfBaseException, UnknownKey, WrongConfig) as error:
         raise diagnose_error(combined, error) from error
     check_config(config, world_size(config, None))
