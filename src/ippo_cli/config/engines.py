@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import Config, EngineRolloutConfig, EngineSamplesConfig, Zero3Gather
+from ippo_cli.config.schema import Config, EngineRolloutConfig, EngineSamplesConfig, RolloutConfig, Zero3Gather
 from ippo_cli.config.vllm import check_openai_server, check_vllm_rollout
+
+TILE_ROWS = 32
+"""Rows of every linear map of a step with `rollout.batch_invariant`."""
 
 
 def check_engines(config: Config, world_size: int) -> Iterator[ConfigError]:
@@ -14,6 +17,7 @@ def check_engines(config: Config, world_size: int) -> Iterator[ConfigError]:
     yield from check_vllm_rollout(config, world_size)
     yield from check_user_engine(config)
     yield from check_exact_samples(config)
+    yield from check_batch_invariance(config.rollout)
 
 
 def check_servers(config: Config, *, training: bool) -> Iterator[ConfigError]:
@@ -35,6 +39,23 @@ def check_user_engine(config: Config) -> Iterator[ConfigError]:
             f"leaves {filtered[0]} without the policy's log-probabilities: the engine returns those of filtered tokens",
             "use true, or no filter (top_p, top_k, min_p, repetition_penalty, min_new_tokens)",
         )
+
+
+def check_batch_invariance(rollout: RolloutConfig) -> Iterator[ConfigError]:
+    """Settings under which the bits of a row cannot be those of the row alone."""
+    if not rollout.batch_invariant:
+        return
+    setting, size = "rollout.batch_invariant=true", rollout.decode_batch_size
+    if rollout.kind != "hf":
+        yield ConfigError(setting, f"has no effect with rollout={rollout.kind}, which decodes by itself", "use false")
+    elif size % TILE_ROWS:
+        yield ConfigError(
+            f"rollout.decode_batch_size={size}",
+            f"is no multiple of {TILE_ROWS}, the rows of a matrix product with {setting}",
+            f"use {-(-size // TILE_ROWS) * TILE_ROWS}",
+        )
+    elif rollout.zero3_gather is Zero3Gather.layer:
+        yield ConfigError("rollout.zero3_gather=layer", f"gathers weights in every step, not with {setting}", "use all")
 
 
 def check_exact_samples(config: Config) -> Iterator[ConfigError]:

@@ -33,8 +33,9 @@ from ippo_cli.planning.pass_memory import forward_bytes, kv_bytes
 from ippo_cli.planning.sampler_memory import estimate_sampler_memory
 from ippo_cli.planning.trained_memory import EngineInput, engine_stage, estimate_trained_model
 from ippo_cli.rollout.fixed_slots import cache_width
+from ippo_cli.rollout.invariant_slots import slot_count
 from ippo_cli.rollout.kv_cache import COLUMNS_AHEAD
-from ippo_cli.rollout.packed_linears import packed_bytes
+from ippo_cli.rollout.packed_linears import MIN_FORWARDS, packed_bytes
 from ippo_cli.rollout.prefix_cache import MAX_BYTES as PREFIX_CACHE_BYTES
 
 GIB = 2**30
@@ -245,9 +246,11 @@ def _decode_bytes(config: Config, name: str, agent: AgentShapes, rows: int, devi
     """KV cache of one decode batch, with the larger of its logits and its prefill activations; and packed weights."""
     shape, width = agent.actor, bytes_per_weight(config.task.agents[name].actor.dtype)
     batch_rows, longest = min(config.rollout.decode_batch_size, rows), agent.length.sequence_tokens
-    limit = config.task.agents[name].rollout.max_new_tokens
+    limit, is_invariant = config.task.agents[name].rollout.max_new_tokens, config.rollout.batch_invariant
     columns = _max_cache_columns(longest, limit)
-    if device == "cuda":  # restored contexts of later turns are copied to their slots
+    if is_invariant:
+        batch_rows, columns, limit = slot_count(batch_rows), cache_width(longest), max(limit, MIN_FORWARDS)
+    elif device == "cuda":  # restored contexts of later turns are copied to their slots
         columns = cache_width(longest) + (longest if agent.length.turns != 1 else 0)
     cache = kv_bytes(shape, width) * batch_rows * columns
     logits = batch_rows * shape.vocabulary * (width + 12)

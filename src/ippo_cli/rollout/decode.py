@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ippo_cli.rollout.continuous_batching import ContinuousBatching, language_model, text_config
 from ippo_cli.rollout.decode_state import DecodeState
 from ippo_cli.rollout.fixed_slots import FixedSlots
+from ippo_cli.rollout.invariant_slots import InvariantSlots, check_invariance
 from ippo_cli.rollout.model_runner import ModelRunner, can_resume, model_runner_for, uses_slots
 from ippo_cli.rollout.noise import TokenNoise
 from ippo_cli.rollout.packed_linears import pack_linears
@@ -44,6 +45,7 @@ def decode(
     keys: Sequence[Hashable] | None = None,
     readers: np.ndarray | None = None,
     select: SelectReaders | None = None,
+    batch_invariant: bool = False,
 ) -> list[Completion]:
     """One response for each prompt, in order; at most `batch_size` rows are decoded together.
 
@@ -69,6 +71,10 @@ def decode(
     `readers` `[B]` is for models with several policies (adapters): the policy of each row. `select` receives those of
     the next rows before every forward.
 
+    With `batch_invariant` no bit of a row depends on other rows or on `batch_size`, a multiple of 32: prompts are read
+    one by one and whole, and `prefixes` are ignored. Not with `any_rank` or `select`. Raises `ConfigError` for models
+    that do not support it.
+
     Only the stop tokens of the model's `generation_config` are used (`stop_ids`). Raises `FloatingPointError` if the
     model's logits are not finite.
     """
@@ -89,13 +95,17 @@ def decode(
         ids = [np.concatenate(parts) for parts in zip(ids, first_tokens, strict=True)]  # what is read first
     rows = np.flatnonzero(limits > state.lengths)
     # Ranks that gather weights layer by layer meet before every forward; adapters of several policies differ by row.
-    in_slots = len(rows) > 0 and any_rank is None and select is None and uses_slots(model)
-    if in_slots:
-        runner = FixedSlots(model, min(batch_size, len(rows)), int((lengths + limits)[rows].max()))
+    can_use_slots = len(rows) > 0 and any_rank is None and select is None
+    if batch_invariant and len(rows):
+        assert can_use_slots
+        check_invariance(model)
+    if can_use_slots and (batch_invariant or uses_slots(model)):
+        slots = InvariantSlots if batch_invariant else FixedSlots
+        runner = slots(model, min(batch_size, len(rows)), int((lengths + limits)[rows].max()))
     else:
         runner = model_runner_for(model)
     turns = None
-    if prefixes is not None:
+    if prefixes is not None and not batch_invariant:
         assert keys is not None
         assert len(keys) == len(ids)
         if isinstance(runner, ContinuousBatching) and can_resume(model):
@@ -105,8 +115,8 @@ def decode(
         readers = np.zeros(len(ids), dtype=np.int64)
     waiting = PromptQueue(ids, rows, readers if runner.can_copy else None, known, device)
     try:
-        packs = pack_linears(model, min(batch_size, len(rows)), int((limits - state.lengths)[rows].max(initial=0)))
-        with packs, runner.session(sampling.max_new_tokens):
+        num_steps = 0 if batch_invariant else int((limits - state.lengths)[rows].max(initial=0))
+        with pack_linears(model, min(batch_size, len(rows)), num_steps), runner.session(sampling.max_new_tokens):
             if isinstance(runner, FixedSlots):
                 decoder = SlotDecoder(runner, state, waiting, turns, poll, on_finished)
                 completions = decoder.run(type(language_model(model)).__name__)

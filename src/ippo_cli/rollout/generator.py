@@ -247,7 +247,7 @@ class HfGenerator:
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         parts: dict[Any, list[str]] = {}
         for agent in agents:
-            apart = self._policies[agent].shared_base
+            apart = None if self._config.batch_invariant else self._policies[agent].shared_base
             key = agent if apart is None else (id(apart), self._sampling[agent])
             parts.setdefault(key, []).append(agent)
         return [tuple(part) for part in parts.values()]
@@ -299,6 +299,7 @@ class HfGenerator:
                     keys=[(request.agent, request.episode) for request in requests],
                     readers=np.array([places[request.agent] for request in requests], dtype=np.int64),
                     select=select,
+                    batch_invariant=self._config.batch_invariant,
                 )
             except FloatingPointError as error:
                 raise NonFiniteError(f"{names}: {error}") from error

@@ -67,6 +67,7 @@ class RolloutConfig(SamplingConfig):
     # rollout=hf: gumbel (argmax of logits plus noise; hardly changed by rounding) | inverse_cdf (of earlier versions)
     decode_batch_size: EvalCompute[PositiveInt]
     # rows decoded in one batch, per rank; changes samples by rounding only (in bf16)
+    batch_invariant: InEval[bool]  # rollout=hf: no bit of a response depends on decode_batch_size or other rows; slower
     refill_rounds: NonNegativeInt
     # dynamic sampling: up to this many rounds replace prompts for which all scores are equal; 0 = off
     max_prompt_tokens: InEval[PositiveInt]
