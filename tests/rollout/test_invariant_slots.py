@@ -39,9 +39,7 @@ def decode_rows(
     noise = GumbelNoise(row_keys(4, "test", torch.tensor(rows)), 12)
     prompts = [LONG_PROMPT if row < 0 else PROMPTS[row] for row in rows]
     sampling = Sampling(max_new_tokens=12)
-    return decode(
-        model, tokenizer, prompts, sampling, noise=noise, context_limit=512, **{"batch_size": 64, **options}
-    )
+    return decode(model, tokenizer, prompts, sampling, noise=noise, context_limit=512, **{"batch_size": 64, **options})
 
 
 def same_bits(one: Completion, other: Completion) -> bool:
