@@ -13,7 +13,7 @@ from ippo_cli.compose.hub_names import check_hub_access
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import IppoError
-from ippo_cli.config.model_args import check_quantization_device
+from ippo_cli.config.model_args import check_quantization_package
 from ippo_cli.config.model_hub import download_models
 from ippo_cli.config.schema import Config
 from ippo_cli.planning.plan import show_plan
@@ -32,8 +32,8 @@ def check(config: Config) -> Config:
 
 
 def prepare_training(config: Config) -> None:
-    """The checks before a model loads, as on a GPU."""
-    check_quantization_device(check(config), "cuda", is_local=True)
+    """The checks before a model loads."""
+    check_quantization_package(check(config))
     check_trainable(config, 1)
 
 

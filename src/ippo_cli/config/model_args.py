@@ -131,19 +131,12 @@ def _check_quantization(config: Config, actor: ActorConfig, where: str) -> Itera
         yield ConfigError(setting, "has quantised weights, which cannot be merged", "use checkpoint.weights=adapter")
 
 
-def check_quantization_device(config: Config, device: str, *, is_local: bool) -> None:
-    """Raise `PreflightError` if quantisation is not available: on a CPU, or (`is_local`) without bitsandbytes."""
+def check_quantization_package(config: Config) -> None:
+    """Raise `PreflightError` if an agent's base is quantised and bitsandbytes is not installed."""
     for agent in local_agents(config).values():
         bits = quantized_bits(agent.actor)
-        if bits is None:
-            continue
-        setting = f"actor.model_args.load_in_{bits}bit=true"
-        if device != "cuda":
-            raise PreflightError(
-                f"{setting}: weights of {bits} bits need a CUDA GPU, and this run is on a {device}; "
-                "remove it, or plan for a GPU: mode=plan plan=h100"
-            )
-        if is_local and find_spec("bitsandbytes") is None:
+        if bits is not None and find_spec("bitsandbytes") is None:
+            setting = f"actor.model_args.load_in_{bits}bit=true"
             raise PreflightError(f"{setting}: needs the package bitsandbytes; pip install 'ippo-cli[quantization]'")
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
-from ippo_cli.config.model_args import check_quantization_device
 from ippo_cli.config.packages import missing_packages
 from ippo_cli.config.placement import format_ranks
 from ippo_cli.config.schema import Config
@@ -50,7 +49,6 @@ def show_plan(config: Config) -> None:
     machine = planned_machine(config)
     if machine is None:
         machine = this_machine(device_kind(config.launch.device), _local_ranks(outside, ranks // config.launch.nodes))
-    check_quantization_device(config, machine.device, is_local=False)
     reward_notes: list[str] = []
     task, reward = load_task_and_reward(config, ranks, Purpose.plan, reward_notes.append)
     close_reward(reward)

@@ -15,7 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError
-from ippo_cli.config.model_args import check_quantization_device
+from ippo_cli.config.model_args import check_quantization_package
 from ippo_cli.config.schema import Config, Mode
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.engine import distributed
@@ -173,7 +173,7 @@ def prepare_process(config: Config, *, ranks_per_group: int = 1) -> torch.device
     """
     restore_gc()
     kind = device_kind(config.launch.device)
-    check_quantization_device(config, kind, is_local=True)
+    check_quantization_package(config)
     ranks = distributed.init(device=kind, timeout_s=config.launch.timeout_s, ranks_per_group=ranks_per_group)
     device = distributed.rank_device(kind, ranks)
     if kind == "cpu":
