@@ -11,8 +11,10 @@ from fake_engine import use_fake_engines
 from players import DRAWS, ROLLOUT, Players, Rounds, transcript
 
 from ippo_cli.rollout.branches import BranchEpisodes, State
+from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.continuations import collect_continuations
 from ippo_cli.rollout.decode import decode
+from ippo_cli.rollout.decode_state import DecodeRows
 from ippo_cli.rollout.engine_generator import EngineGenerator
 from ippo_cli.rollout.generator import HfGenerator, make_sampling
 from ippo_cli.rollout.noise import GumbelNoise, row_keys
@@ -45,7 +47,14 @@ def continuations(
         engines = use_fake_engines(players.policies, [])
         generator = EngineGenerator(players.policies, ROLLOUT, sampling, engines=engines, verify_every=1)
     pool = EnvironmentPool(make)
-    return collect_continuations(pool, players.formats, episodes, states, count, generator, DRAWS, **keys)
+    return collect_continuations(
+        lambda batch, continuing: collect(pool, players.formats, batch, continuing, DRAWS),
+        generator,
+        episodes,
+        states,
+        count,
+        **keys,
+    )
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "filtered", "stop strings"])
@@ -60,10 +69,8 @@ def test_given_tokens_continue_as_whole_response(settings: dict[str, Any]) -> No
         return decode(
             policy.policy.lm,
             policy.tokenizer,
-            prompts,
+            DecodeRows(prompts=prompts, noise=noise, responses=responses),
             sampling,
-            noise=noise,
-            responses=responses,
             batch_size=3,
             context_limit=400,
         )

@@ -11,12 +11,12 @@ import pytest
 import torch
 from small import (
     assert_metrics_close,
+    assert_resume_is_exact,
     experience_of,
     final_weights,
     open_trainer,
     rows,
     small_config,
-    stopped_and_resumed,
     stopping_reward,
     train,
     train_on_two_ranks,
@@ -26,7 +26,7 @@ from torch import Tensor
 from ippo_cli.agents.learner import Learner
 from ippo_cli.training.methods.happo import SequentialCorrection, environment_steps
 from ippo_cli.training.minibatches import iterate_steps
-from ippo_cli.training.team_update import policy_update_order, update_team
+from ippo_cli.training.team_update import PlacedUpdates, policy_update_order, update_team
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.update import update_learner
 from ippo_cli.types import Rollout, StepContext
@@ -72,11 +72,8 @@ def test_factors_match_reference_and_affect_later_policies(overrides: tuple[str,
         experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.compute_targets(team, experience)
         before = {name: slow_logprobs(trainer, name, experience.rollouts[name]) for name in team}
-        stats = {
-            key: value
-            for one in update_team(team, experience, targets, trainer.config, CONTEXT, methods=trainer.methods)
-            for key, value in one.items()
-        }
+        updates = PlacedUpdates(team, experience, CONTEXT, methods=trainer.methods)
+        stats = {key: value for one in update_team(updates, targets, trainer.config) for key, value in one.items()}
         after = {name: slow_logprobs(trainer, name, experience.rollouts[name]) for name in team}
         expected = {learner.name: weights(learner) for learner in team.learners if learner.is_policy}
         turns = {name: [episode.turns_of_agent(name) for episode in experience.episodes] for name in team}
@@ -195,11 +192,7 @@ def test_two_ranks_correct_as_one_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize("order", [HAPPO, ROUND_ROBIN], ids=["happo", "round robin"])
 def test_resume_keeps_the_update_order(order: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [*SHORT, *order, *LARGE_STEPS, *stopping_reward(tmp_path), "num_iterations=3"]
-    whole = train(tmp_path, *keys)
-    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
-    assert rows(folder) == rows(whole)
-    expected, found = final_weights(whole), final_weights(folder)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert_resume_is_exact(tmp_path, monkeypatch, *keys)
 
 
 @pytest.mark.slow

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ippo_cli.config.credit_reports import KEY, CreditReportSettings
-from ippo_cli.config.critic_reports import ValueReference
+from ippo_cli.config.critic_reports import CREDIT_KEY, CreditReportSettings, ValueReference
 from ippo_cli.config.errors import ConfigError, PreflightError, convert_storage_errors
 from ippo_cli.config.schema import Config
 from ippo_cli.config.secrets import mask_secrets
@@ -21,15 +21,18 @@ from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.evaluation.credit_kinds import compute_credits
 from ippo_cli.evaluation.credit_references import enumerate_credit, sample_credit
 from ippo_cli.evaluation.critic_references import References
-from ippo_cli.evaluation.critic_team import load_critic_team
 from ippo_cli.evaluation.evaluate_run import (
-    EvaluatedWeights,
     EvaluationTask,
     adapters_by_agent,
     find_weights,
     result_file_name,
 )
-from ippo_cli.evaluation.report_session import ReportSession, build_report_generator, open_report_session
+from ippo_cli.evaluation.report_session import (
+    ReportSession,
+    build_report_generator,
+    load_critic_team,
+    open_report_session,
+)
 from ippo_cli.formulas.critic_quality import Estimate, ValuedStates, critic_quality
 from ippo_cli.reporting.console import Console
 from ippo_cli.rollout.branches import State
@@ -78,7 +81,7 @@ def report_credit(
     weights = find_weights(folder, checkpoint, policies, adapters_by_agent(config))
     initial_weights = find_weights(folder, INITIAL, policies, adapters_by_agent(config))
     session_of_run = open_report_session(
-        config, folder, weights, partial(_select_prompts, settings), setting=KEY, purpose="evaluation/credit"
+        config, folder, weights, partial(_select_prompts, settings), setting=CREDIT_KEY, purpose="evaluation/credit"
     )
     with session_of_run as (session, console), ExitStack() as resources:
         initial, _ = load_critic_team(_without_first_adapters(config), folder, initial_weights, session.device)
@@ -101,7 +104,20 @@ def report_credit(
             for kind, by_agent in compute_credits(session, replays, settings)
             for name, values in by_agent.items()
         ]
-        target = _write(folder, weights, config, settings, overrides, rows, references, session.prompts)
+        record = {
+            **weights.metadata,
+            "overrides": list(overrides),
+            "credit": {
+                **{key: getattr(value, "value", value) for key, value in vars(settings).items()},
+                "prompts": len(set(session.prompts)),
+                "seed": config.evaluation.seed,
+                "tokens": {agent: found.num_tokens for agent, found in references.items()},
+            },
+            "agents": {agent: _agent_record([row for row in rows if row.agent == agent]) for agent in references},
+        }
+        identity = [*overrides, *(f"{key}={value}" for key, value in sorted(vars(settings).items()))]
+        target = folder / "evaluations" / f"credit-{result_file_name(weights.name, config.evaluation.seed, identity)}"
+        _write(target, record, rows, session.prompts)
         for line in table_lines(rows):
             console.print_line(line)
         console.print_line(f"written to {display_path(target)}")
@@ -134,7 +150,7 @@ def _find_references(
     console: Console,
 ) -> References:
     if not turns:
-        raise PreflightError(f"{KEY}: {agent} has no turn in the {len(session.episodes)} sampled episodes")
+        raise PreflightError(f"{CREDIT_KEY}: {agent} has no turn in the {len(session.episodes)} sampled episodes")
     if settings.reference is ValueReference.monte_carlo:
         console.print_line(f"{agent}: {len(turns)} turns x 2 x {settings.continuations} continuations")
         return sample_credit(session, agent, turns, settings.continuations)
@@ -169,7 +185,9 @@ def _compare(
     known = torch.isfinite(references.means) & torch.isfinite(values)
     known_turns = [state for state, is_known in zip(turns, known.tolist(), strict=True) if is_known]
     if len(known_turns) < 2:
-        raise PreflightError(f"{KEY}: fewer than two turns of {agent} have a credit of kind {kind} and a reference")
+        raise PreflightError(
+            f"{CREDIT_KEY}: fewer than two turns of {agent} have a credit of kind {kind} and a reference"
+        )
     compared = ValuedStates(
         values=values[known],
         references=references.means[known],
@@ -200,42 +218,21 @@ def table_lines(rows: Sequence[CreditRow]) -> list[str]:
     ]
 
 
-def _write(
-    folder: Path,
-    weights: EvaluatedWeights,
-    config: Config,
-    settings: CreditReportSettings,
-    overrides: Sequence[str],
-    rows: Sequence[CreditRow],
-    references: dict[str, References],
-    prompts: Sequence[int],
-) -> Path:
-    record = {
-        **weights.metadata,
-        "overrides": list(overrides),
-        "credit": {
-            **{key: getattr(value, "value", value) for key, value in vars(settings).items()},
-            "prompts": len(set(prompts)),
-            "seed": config.evaluation.seed,
-            "tokens": {agent: found.num_tokens for agent, found in references.items()},
-        },
-        "agents": {
-            agent: {
-                row.kind: {
-                    "turns": len(row.turns),
-                    **{
-                        key: replace_non_finite({"value": one.value, "low": one.low, "high": one.high})
-                        for key, one in row.found.items()
-                    },
-                }
-                for row in rows
-                if row.agent == agent
-            }
-            for agent in references
-        },
+def _agent_record(rows: Sequence[CreditRow]) -> dict[str, Any]:
+    """The numbers of an agent by kind of credit."""
+    return {
+        row.kind: {
+            "turns": len(row.turns),
+            **{
+                key: replace_non_finite({"value": one.value, "low": one.low, "high": one.high})
+                for key, one in row.found.items()
+            },
+        }
+        for row in rows
     }
-    identity = [*overrides, *(f"{key}={value}" for key, value in sorted(vars(settings).items()))]
-    target = folder / "evaluations" / f"credit-{result_file_name(weights.name, config.evaluation.seed, identity)}"
+
+
+def _write(target: Path, record: Mapping[str, Any], rows: Sequence[CreditRow], prompts: Sequence[int]) -> None:
     lines = []
     for row in rows:
         numbers = (row.compared.values, row.compared.references, row.compared.noise.clamp(min=0).sqrt())
@@ -255,7 +252,6 @@ def _write(
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target.with_suffix(".turns.jsonl"), "".join(lines))
         write_atomically(target, json.dumps(mask_secrets(replace_non_finite(dict(record))), indent=1) + "\n")
-    return target
 
 
 def _format(value: float) -> str:

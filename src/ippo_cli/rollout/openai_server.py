@@ -5,7 +5,6 @@ vLLM's server does, and SGLang's (with `return_token_ids`). Their weights cannot
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -16,9 +15,13 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from ippo_cli.config.errors import EngineError
-from ippo_cli.config.schema import ServerConnectionConfig
+from ippo_cli.config.schema import OpenAIServerRolloutConfig, SamplingConfig, ServerConnectionConfig
 from ippo_cli.rollout.completion_client import CONNECT_TIMEOUT_S, CompletionClient, ServerFailure
-from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
+from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest, EngineResources, InferenceEngine
+from ippo_cli.rollout.engine_generator import EngineGenerator
+from ippo_cli.rollout.engine_pool import EnginePool
+from ippo_cli.rollout.generator import Poll
+from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.sampling import Sampling
 from ippo_cli.rollout.tensor_hash import TensorHash
 
@@ -76,12 +79,6 @@ class OpenAIServerEngine:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._served_name = served_name
         self._client: CompletionClient | None = None
-        self._reports_sampled_distribution = False
-
-    @property
-    def reports_sampled_distribution(self) -> bool:
-        """Whether log-probabilities are those of the filtered, tempered distribution, not of the model's alone."""
-        return self._reports_sampled_distribution
 
     def reuse(self, model: EngineModel) -> None:
         self._model = model
@@ -214,7 +211,7 @@ class OpenAIServerEngine:
             )
 
     def _check_completion(self) -> None:
-        """Complete one token that is certain after the filter: its log-probability is 0 if filters are included."""
+        """Complete one token."""
         certain = Sampling(top_k=1, max_new_tokens=1)
         prompt = self._model.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
         request = EngineRequest(key=0, prompt=prompt, sampling=certain, stop_ids=(), max_new_tokens=1, seed=0)
@@ -224,8 +221,6 @@ class OpenAIServerEngine:
             self._fail(str(failure))
         if len(output.ids) != 1:
             self._fail(f"the server returned {len(output.ids)} tokens where one was requested")
-        assert output.logprobs is not None
-        self._reports_sampled_distribution = math.isclose(output.logprobs[0], 0.0, abs_tol=1e-6)
 
     def _call(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
         assert self._client is not None
@@ -275,3 +270,32 @@ def find_served_model(client: CompletionClient, name: str | None, keys: ServerKe
             f"the server does not serve {wanted}; it serves: {', '.join(found) or 'nothing'}; set {keys.model}"
         )
     return ServedModel(name=wanted, max_length=found[wanted])
+
+
+def build_openai_generator(
+    policies: Mapping[str, GenerationPolicy],
+    config: OpenAIServerRolloutConfig,
+    sampling: Mapping[str, SamplingConfig],
+    poll: Poll | None = None,
+    *,
+    continues: bool = False,
+    resources: EngineResources | None = None,
+) -> EngineGenerator:
+    """The generator with a server for each model.
+
+    `continues` has no effect: servers cache prefixes themselves; nor has `resources`: they run already.
+    """
+    settings = config.server
+
+    def make_engine(model: EngineModel, number: int) -> InferenceEngine:
+        if len(settings.url) != 1 and number >= len(settings.url):
+            raise EngineError(
+                f"rollout.server.url={settings.url} has no address for the model of {model.name}; list one address, or "
+                "one for each model that agents sample from"
+            )
+        url = settings.url[0] if len(settings.url) == 1 else settings.url[number]
+        name = settings.model[number] if number < len(settings.model) else None
+        return OpenAIServerEngine(model, settings, url=url, served_name=name)
+
+    engines = EnginePool(make_engine, reuses=False)  # not shared: a server keeps its model
+    return EngineGenerator(policies, config, sampling, poll, engines=engines, verify_every=0, pushes_weights=False)

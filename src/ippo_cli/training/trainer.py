@@ -18,10 +18,9 @@ from ippo_cli.engine.host_memory import release_free_memory
 from ippo_cli.reporting.console import Console
 from ippo_cli.reporting.iteration_metrics import add_prefix, iteration_row, timing_metrics
 from ippo_cli.reporting.per_turn_metrics import logged_turn_counts, per_turn_metrics
-from ippo_cli.reporting.profile import profile_iteration
 from ippo_cli.reporting.run_log import RunLog
 from ippo_cli.reporting.staleness import staleness_metrics
-from ippo_cli.reporting.stopwatch import Stopwatch
+from ippo_cli.reporting.stopwatch import Stopwatch, profile_iteration
 from ippo_cli.reporting.tool_metrics import tool_metrics
 from ippo_cli.reporting.training_warnings import training_warnings
 from ippo_cli.rollout.generator import SamplingStream
@@ -38,7 +37,7 @@ from ippo_cli.training.experience_warnings import experience_warnings
 from ippo_cli.training.methods.method import Method, Outcome
 from ippo_cli.training.resume_point import ResumePoint
 from ippo_cli.training.row_inputs import group_by_author
-from ippo_cli.training.team_update import update_team
+from ippo_cli.training.team_update import PlacedUpdates, update_team
 from ippo_cli.training.training_samples import buffer_distributions, training_samples
 from ippo_cli.training.update import UpdateStats
 from ippo_cli.types import Batch, Episode, Experience, StepContext, Targets
@@ -169,19 +168,16 @@ class Trainer:
         self.resume_point.has_changed_weights = True
         with clock("update"):
             turns = logged_turn_counts(team, experience.episodes, self.max_turns, self.config.tracker.turns)
-            shared = group_by_author(all_targets)
-            show_phase = self.console.show_phase
-            stats = update_team(
-                team,
-                experience,
-                targets,
-                self.config,
-                context,
-                turns,
-                show_phase,
-                shared=shared,
+            updates = PlacedUpdates(
+                team=team,
+                experience=experience,
+                context=context,
+                turns=turns,
+                show_phase=self.console.show_phase,
+                shared=group_by_author(all_targets),
                 methods=self.methods,
             )
+            stats = update_team(updates, targets, self.config)
             team.update_references(iteration + 1)
         if collected.following is not None and self.config.rollout.updates_in_flight:
             with clock("rollout"):
