@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ippo_cli.api.run import Run
-    from ippo_cli.api.train import train
+    from ippo_cli.api.run import Run, train
 
 __version__ = "0.1.0"
 __all__ = ["Run", "__version__", "train"]
-_MODULES = {"Run": "ippo_cli.api.run", "train": "ippo_cli.api.train"}
+_MODULES = {"Run": "ippo_cli.api.run", "train": "ippo_cli.api.run"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,16 +1,19 @@
-"""`ippo_cli.Run`: the folder of a run as an object."""
+"""`ippo_cli.train` and `ippo_cli.Run`: train from Python, and the folder of a run as an object."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ippo_cli.api.overrides import Overrides, to_overrides
 from ippo_cli.config.commands import expand_home
-from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError
+from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, combine_errors
 from ippo_cli.runs.missing_parts import find_missing_parts
 from ippo_cli.runs.records import RunRecord
 
@@ -18,6 +21,24 @@ if TYPE_CHECKING:
     from ippo_cli.api.agent import RunAgent
 
 MODES = ("train", "eval")
+
+
+def train(*overrides: Overrides, **keys: Any) -> Run:
+    """Train, as `ippo-train` with these overrides does, and return the run.
+
+    `overrides`: texts `"key=value"`, lists of them, or mappings of keys to values; `keys`: further ones. With
+    `launch.processes` above 1, child processes train; otherwise this process does, and has to be in its main thread.
+    `resume=` continues a run. Raises the exceptions of `ippo_cli.config.errors`: `ConfigError` before anything is
+    loaded, `Preempted` after a signal, once the run is saved.
+
+    >>> run = train("task=sorting_solo", {"actor": {"hidden_size": 32}}, num_iterations=1)  # doctest: +SKIP
+    >>> run.status  # doctest: +SKIP
+    'done'
+    """
+    typed = to_overrides(overrides, keys)
+    with _convert_hydra_errors(typed), _keep_streams():
+        folder = _start(typed)
+    return Run(folder)
 
 
 class Run:
@@ -102,14 +123,13 @@ class Run:
         `checkpoint`: `latest`, `best`, `initial` or an iteration. `overrides` and `keys`: such as
         `{"evaluation.num_generations": 8}`.
         """
-        from ippo_cli.api.train import convert_hydra_errors, keep_streams
         from ippo_cli.compose.arguments import normalize_arguments
         from ippo_cli.compose.configured import load_run_config
         from ippo_cli.compose.exits import set_library_defaults
 
         typed = to_overrides(overrides, keys)
         set_library_defaults()
-        with convert_hydra_errors([f"run={self.folder}", *typed], ("run",)), keep_streams():
+        with _convert_hydra_errors([f"run={self.folder}", *typed], ("run",)), _keep_streams():
             normal = normalize_arguments(typed)
             config = load_run_config(self.folder, str(self.folder), normal)
             from ippo_cli.evaluation.evaluate_run import evaluate_run
@@ -118,8 +138,6 @@ class Run:
 
     def resume(self, *overrides: Overrides, **keys: Any) -> Run:
         """Continue the run, as `ippo-train resume=` does; returns it again, with the new state."""
-        from ippo_cli.api.train import train
-
         return train(f"resume={self.folder}", *overrides, **keys)
 
     def verify(
@@ -136,3 +154,58 @@ class Run:
         found = verify_run(self.folder, selection, ["Run.verify"], lambda text: None)
         write_certificate(found, self.folder / CERTIFICATE)
         return dict(json.loads((self.folder / CERTIFICATE).read_text()))
+
+
+def _start(typed: Sequence[str]) -> Path:
+    from ippo_cli.cli.start_training import start_training
+    from ippo_cli.compose.arguments import normalize_arguments
+    from ippo_cli.compose.exits import set_library_defaults
+    from ippo_cli.compose.load import compose_node, register_options
+    from ippo_cli.compose.mistakes import find_saved_overrides
+    from ippo_cli.compose.resume import resolve_resume
+    from ippo_cli.compose.typed_kinds import check_typed_kinds
+    from ippo_cli.compose.user_files import check_user_files
+
+    set_library_defaults()
+    register_options()
+    argv = normalize_arguments(typed)
+    check_user_files(argv)
+    check_typed_kinds(argv, find_saved_overrides(argv))
+    argv, resumed = resolve_resume(argv)
+    command = ["ippo-train", *typed]
+    folder = start_training(compose_node(argv), argv, resumed, typed, command=command)
+    if folder is None:
+        raise ConfigError("mode=plan", "trains nothing", "use ippo-train mode=plan, or mode=train")
+    return folder
+
+
+@contextmanager
+def _convert_hydra_errors(typed: Sequence[str], command_keys: Sequence[str] = ()) -> Iterator[None]:
+    """Raise `ConfigError` with all mistakes of the overrides, as the commands report them.
+
+    `command_keys`: keys of the command that are not keys of a run.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+        from ippo_cli.compose.mistakes import find_mistakes
+
+        found = find_mistakes(error, typed, command_keys)
+        if not found:
+            raise
+        raise combine_errors(found) from None  # Hydra's message names an internal file
+
+
+@contextmanager
+def _keep_streams() -> Iterator[None]:
+    """Restore the standard streams, which a command replaces so that it notices a closed output."""
+    streams = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = streams

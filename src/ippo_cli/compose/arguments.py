@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ippo_cli.compose.path_keys import PATH_PATTERN, TEXT_KEYS, escape_interpolations, make_absolute
+from ippo_cli.compose.path_keys import AGENTS_KEY, PATH_PATTERN, TEXT_KEYS, escape_interpolations, make_absolute
 from ippo_cli.config.commands import PATH_KEYS, expand_home, last_value, parse_path, quote_for_shell
 from ippo_cli.config.commands import quote_for_hydra as _literal
 from ippo_cli.config.doors import CODE_CHOICES, is_code
@@ -22,7 +22,6 @@ FOLDER_FLAGS = ("--config-dir", "-cd")
 REMOTE_TRACKERS = ("wandb", "mlflow", "trackio")  # in the order of the option wandb_mlflow_trackio
 LAUNCHER_FLAGS = ("--local_rank", "--local-rank")  # added by the deepspeed launcher
 YAML_FILES = (".yaml", ".yml")
-AGENTS_KEY = "task.agents"
 # Hydra keys that would change the run's folder, and their remedies.
 UNSUPPORTED_HYDRA_KEYS = {
     "hydra.run.dir": "set the folder with output_dir= and name=",

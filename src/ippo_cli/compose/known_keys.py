@@ -7,8 +7,9 @@ from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from ippo_cli.compose.arguments import AGENTS_KEY, is_override
+from ippo_cli.compose.arguments import is_override
 from ippo_cli.compose.load import KINDS, PER_AGENT, SINGLE_SCHEMAS
+from ippo_cli.compose.path_keys import AGENTS_KEY
 from ippo_cli.compose.searchpath import SEARCH_PATH
 from ippo_cli.config import schema
 from ippo_cli.config.errors import UnknownKey

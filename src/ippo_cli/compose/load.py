@@ -16,10 +16,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from ippo_cli.compose.arguments import AGENTS_KEY
 from ippo_cli.compose.former_keys import convert_config
 from ippo_cli.compose.mix import build_parts, complete_parts
-from ippo_cli.compose.path_keys import absolute_path, dump_yaml, load_yaml, make_absolute
+from ippo_cli.compose.path_keys import AGENTS_KEY, absolute_path, dump_yaml, load_yaml, make_absolute
 from ippo_cli.compose.resolvers import register_resolvers
 from ippo_cli.compose.run_weights import replace_runs
 from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, SEARCH_PATH, is_of_file, register_option_files
@@ -100,7 +99,7 @@ def resolve_config(node: DictConfig) -> dict[str, Any]:
     _complete_reward_models(plain["reward"])
     check_secrets(plain)
     plain = _make_paths_absolute(plain)
-    replace_runs(plain)
+    replace_runs(plain, from_yaml)
     return plain
 
 

@@ -13,6 +13,7 @@ from ippo_cli.config.commands import expand_home
 from ippo_cli.config.python_names import is_code_reference, is_function_path
 from ippo_cli.config.schema import ReferenceKind, RunConfig
 
+AGENTS_KEY = "task.agents"
 CODE_KEYS = (
     ".function",
     "task.protocol",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,21 @@ from ippo_cli.runs.folder import list_checkpoints
 WARM_START, REFERENCE = "critic.warm_start", "actor.reference"
 
 
-def replace_runs(plain: dict[str, Any]) -> None:
+def replace_runs(plain: dict[str, Any], read_config: Callable[[Path], Config]) -> None:
     """Replace runs in these keys of the agents by the folders of their weights, in place.
 
     The checkpoint is the one with the best score, else the newest; `RUN/checkpoints/step_N` names another. The folder
-    is part of the saved configuration, so that a resumed run has the same weights. Raises `ConfigError`.
+    is part of the saved configuration, so that a resumed run has the same weights. `read_config` reads the
+    `config.yaml` of a run. Raises `ConfigError`.
     """
     for name, agent in plain["task"]["agents"].items():
         for key in (WARM_START, REFERENCE):
             group, _, leaf = key.partition(".")
             value = agent[group].get(leaf)
             if value is not None and (found := _find_checkpoint(key, Path(value))) is not None:
-                agent[group][leaf] = str(_find_weights(key, name, value, *found))
+                run, checkpoint = found
+                config = read_config(run / "config.yaml")
+                agent[group][leaf] = str(_find_weights(key, name, value, config, checkpoint))
 
 
 def _find_checkpoint(key: str, folder: Path) -> tuple[Path, Path] | None:
@@ -43,16 +46,14 @@ def _find_checkpoint(key: str, folder: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def _find_weights(key: str, agent: str, typed: str, run: Path, checkpoint: Path) -> Path:
-    from ippo_cli.compose.load import build_config, read_run_config
-
+def _find_weights(key: str, agent: str, typed: str, config: Config, checkpoint: Path) -> Path:
     part = "critic" if key == WARM_START else "actor"
-    holders = _holders(part, build_config(read_run_config(run / "config.yaml")))
+    holders = _holders(part, config)
     if agent not in holders:
         raise ConfigError(
             f"{key}={typed}",
             f"is a run without an agent {agent}; its agents are {' '.join(holders)}",
-            f"use task.agents.{agent}.{key}={run}/checkpoints/{checkpoint.name}/AGENT/{part}",
+            f"use task.agents.{agent}.{key}={checkpoint}/AGENT/{part}",
         )
     folder = checkpoint / holders[agent] / part
     if not folder.is_dir():
