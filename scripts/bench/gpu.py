@@ -240,6 +240,7 @@ def _equal_share(together: Any, alone: Any) -> float:
 
 def _decode(model: Any, tokenizer: Any, ids: Tensor, tokens: int) -> object:
     from ippo_cli.rollout.decode import decode
+    from ippo_cli.rollout.decode_state import DecodeRows
     from ippo_cli.rollout.noise import GumbelNoise, row_keys
     from ippo_cli.rollout.sampling import Sampling
 
@@ -248,9 +249,8 @@ def _decode(model: Any, tokenizer: Any, ids: Tensor, tokens: int) -> object:
     return decode(
         model.eval(),
         tokenizer,
-        ids.tolist(),
+        DecodeRows(prompts=ids.tolist(), noise=noise),
         sampling,
-        noise=noise,
         batch_size=len(ids),
         context_limit=model.config.max_position_embeddings,
     )

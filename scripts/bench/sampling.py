@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ippo_cli.rollout.decode import decode
+from ippo_cli.rollout.decode_state import DecodeRows
 from ippo_cli.rollout.noise import GumbelNoise, TokenNoise, UniformNoise, row_keys, uniforms
 from ippo_cli.rollout.sampling import Sampling
 
@@ -35,7 +36,8 @@ def measure(folder: str, rows: int, tokens: int, dtype: torch.dtype, sizes: list
     for name, noise in noises.items():
         responses = {}
         for size in sizes:
-            found = decode(model, tokenizer, prompts, settings, noise=noise, batch_size=size, context_limit=2048)
+            inputs = DecodeRows(prompts=prompts, noise=noise)
+            found = decode(model, tokenizer, inputs, settings, batch_size=size, context_limit=2048)
             responses[size] = [one.ids.tolist() for one in found]
         first = responses[sizes[0]]
         for size in sizes[1:]:

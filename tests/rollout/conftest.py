@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ippo_cli.models.tiny import character_tokenizer
-from ippo_cli.rollout.decode import decode
+from ippo_cli.rollout.decode import NO_HOOKS, decode
+from ippo_cli.rollout.decode_state import DecodeHooks, DecodeRows
 from ippo_cli.rollout.noise import GumbelNoise, row_keys
 from ippo_cli.types import Completion
 
@@ -72,25 +73,21 @@ class Asked:
         batch_size: int = 5,
         context_limit: int = 64,
         rows: slice = slice(None),
-        poll: Any = None,
-        on_finished: Any = None,
-        any_rank: Any = None,
+        hooks: DecodeHooks = NO_HOOKS,
         **sampling: Any,
     ) -> Decoded:
         settings = replace(PLAIN, **sampling)
         index = torch.arange(len(self.ids))[rows]
         noise = None if settings.greedy else GumbelNoise(row_keys(4, "test", index), settings.max_new_tokens)
+        prompts = [ids[mask].tolist() for ids, mask in zip(self.ids[rows], self.mask[rows], strict=True)]
         completions = decode(
             model,
             self.tokenizer,
-            [ids[mask].tolist() for ids, mask in zip(self.ids[rows], self.mask[rows], strict=True)],
+            DecodeRows(prompts=prompts, noise=noise),
             settings,
-            noise=noise,
             batch_size=batch_size,
             context_limit=context_limit,
-            poll=poll,
-            on_finished=on_finished,
-            any_rank=any_rank,
+            hooks=hooks,
         )
         return Decoded(completions)
 

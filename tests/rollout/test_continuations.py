@@ -13,6 +13,7 @@ from players import DRAWS, ROLLOUT, Players, Rounds, transcript
 from ippo_cli.rollout.branches import BranchEpisodes, State
 from ippo_cli.rollout.continuations import collect_continuations
 from ippo_cli.rollout.decode import decode
+from ippo_cli.rollout.decode_state import DecodeRows
 from ippo_cli.rollout.engine_generator import EngineGenerator
 from ippo_cli.rollout.generator import HfGenerator, make_sampling
 from ippo_cli.rollout.noise import GumbelNoise, row_keys
@@ -60,10 +61,8 @@ def test_given_tokens_continue_as_whole_response(settings: dict[str, Any]) -> No
         return decode(
             policy.policy.lm,
             policy.tokenizer,
-            prompts,
+            DecodeRows(prompts=prompts, noise=noise, responses=responses),
             sampling,
-            noise=noise,
-            responses=responses,
             batch_size=3,
             context_limit=400,
         )

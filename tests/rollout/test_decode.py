@@ -16,7 +16,7 @@ from ippo_cli.rollout import continuous_batching, kv_cache, prompt_queue
 from ippo_cli.rollout import decode as decoding
 from ippo_cli.rollout.continuous_batching import ContinuousBatching
 from ippo_cli.rollout.decode import stop_ids
-from ippo_cli.rollout.decode_state import DecodeState
+from ippo_cli.rollout.decode_state import DecodeHooks, DecodeRows, DecodeState
 from ippo_cli.rollout.kv_cache import KVCacheGroup
 from ippo_cli.rollout.sampling import Sampling
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
@@ -217,12 +217,10 @@ def test_stop_string_of_many_bytes() -> None:
 
     stop = "漢字漢字漢字"
     state = DecodeState(
-        prompts=[np.zeros(1, dtype=np.int64)],
+        DecodeRows(prompts=[[0]], noise=None),
         limits=np.array([64]),
         sampling=Sampling(max_new_tokens=64, greedy=True, stop_strings=(stop,)),
-        noise=None,
         stop_ids=(),
-        stop_strings=None,
         tokenizer=Bytes(),  # type: ignore[arg-type]
         device=torch.device("cpu"),
     )
@@ -305,11 +303,12 @@ def test_logprobs_usable_in_loss(asked: Any, llama: Any) -> None:
 
 def test_poll_receives_finished_rows(asked: Any, llama: Any) -> None:
     result: list[tuple[int, int]] = []
-    found = asked.decoded(llama, batch_size=12, poll=lambda done, total: result.append((done, total)))
+    hooks = DecodeHooks(poll=lambda done, total: result.append((done, total)))
+    found = asked.decoded(llama, batch_size=12, hooks=hooks)
     lengths = found.response_mask.sum(dim=1)
     assert result == [(int((lengths <= tokens).sum()), 12) for tokens in range(1, int(lengths.max()) + 1)]
     result.clear()
-    asked.decoded(llama, batch_size=4, poll=lambda done, total: result.append((done, total)))
+    asked.decoded(llama, batch_size=4, hooks=hooks)
     assert result == sorted(result)
     assert result[-1] == (12, 12)
 
@@ -322,7 +321,7 @@ def test_interrupted_decode_restores_model(asked: Any, llama: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        asked.decoded(llama, poll=interrupt)
+        asked.decoded(llama, hooks=DecodeHooks(poll=interrupt))
     assert llama.config._attn_implementation == "sdpa"
     same(asked.decoded(llama), expected)
     torch.testing.assert_close(expected.logprobs, asked.teacher_forced(llama, expected), atol=1e-5, rtol=0)
@@ -364,7 +363,7 @@ def test_on_finished_receives_completions(asked: Any, llama: Any) -> None:
         counts.append(len(rows))
 
     expected = asked.decoded(llama, batch_size=5, context_limit=28, top_k=20)
-    found = asked.decoded(llama, batch_size=5, context_limit=28, top_k=20, on_finished=on_finished)
+    found = asked.decoded(llama, batch_size=5, context_limit=28, top_k=20, hooks=DecodeHooks(on_finished=on_finished))
     same(found, expected)
     assert all(result[row] is completion for row, completion in enumerate(found.completions))
     assert len(counts) > 4, "at different times"

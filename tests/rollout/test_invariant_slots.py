@@ -15,6 +15,7 @@ from ippo_cli.config.engines import TILE_ROWS
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.engine.number_formats import has_bf16_instructions
 from ippo_cli.rollout.decode import decode
+from ippo_cli.rollout.decode_state import DecodeRows
 from ippo_cli.rollout.invariant_slots import InvariantSlots, check_invariance, rows_are_invariant, slot_count
 from ippo_cli.rollout.noise import GumbelNoise, row_keys
 from ippo_cli.rollout.sampling import Sampling
@@ -39,7 +40,8 @@ def decode_rows(
     noise = GumbelNoise(row_keys(4, "test", torch.tensor(rows)), 12)
     prompts = [LONG_PROMPT if row < 0 else PROMPTS[row] for row in rows]
     sampling = Sampling(max_new_tokens=12)
-    return decode(model, tokenizer, prompts, sampling, noise=noise, context_limit=512, **{"batch_size": 64, **options})
+    rows = DecodeRows(prompts=prompts, noise=noise)
+    return decode(model, tokenizer, rows, sampling, context_limit=512, **{"batch_size": 64, **options})
 
 
 def same_bits(one: Completion, other: Completion) -> bool:

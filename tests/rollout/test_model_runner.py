@@ -31,6 +31,7 @@ from ippo_cli.config.schema import AdapterInit, AdapterMismatch, LoraConfig
 from ippo_cli.models.lora import FrozenBase
 from ippo_cli.rollout import continuous_batching, decode, model_runner
 from ippo_cli.rollout.continuous_batching import ContinuousBatching
+from ippo_cli.rollout.decode_state import DecodeHooks
 from ippo_cli.rollout.fixed_slots import FixedSlots
 from ippo_cli.rollout.model_runner import can_resume, model_runner_for
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
@@ -252,7 +253,7 @@ def test_equal_forwards_on_all_ranks(asked: Any, llama: Any, way: Any) -> None:
 
     def decode_on(rank: int, model: Any, any_rank: AnyRank) -> Any:
         model_runner.runner_types[model] = way
-        return asked.decoded(model, rows=parts[rank], batch_size=3, any_rank=any_rank)
+        return asked.decoded(model, rows=parts[rank], batch_size=3, hooks=DecodeHooks(any_rank=any_rank))
 
     found, forwards = on_ranks(len(parts), llama, decode_on)
     assert forwards[0] == forwards[1] == forwards[2] == forwards[3]

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config
 from ippo_cli.rollout import continuous_batching, kv_cache, model_runner, prompt_queue
 from ippo_cli.rollout.continuous_batching import ContinuousBatching
 from ippo_cli.rollout.decode import decode
+from ippo_cli.rollout.decode_state import DecodeHooks, DecodeRows
 from ippo_cli.rollout.kv_cache import ResumedCache
 from ippo_cli.rollout.noise import GumbelNoise, row_keys
 from ippo_cli.rollout.prefix_cache import CacheBlock, Prefix, PrefixCache
@@ -49,19 +50,21 @@ def dialogue(
     }
     for turn in range(turns):
         present = [row for row in prompts if random.Random(f"{seed}/{row}/{turn}/away").random() > 0.2]
+        keys = row_keys(seed, f"turn{turn}", torch.tensor(present, dtype=torch.long))
+        asked = DecodeRows(
+            prompts=[prompts[row] for row in present],
+            noise=GumbelNoise(keys, settings.max_new_tokens),
+            prefixes=prefixes,
+            keys=present,
+        )
         completions = decode(
             model,
             tokenizer,
-            [prompts[row] for row in present],
+            asked,
             settings,
-            noise=GumbelNoise(
-                row_keys(seed, f"turn{turn}", torch.tensor(present, dtype=torch.long)), settings.max_new_tokens
-            ),
             batch_size=batch_size,
             context_limit=120,
-            prefixes=prefixes,
-            keys=present,
-            any_rank=any_rank,
+            hooks=DecodeHooks(any_rank=any_rank),
         )
         for row, completion in zip(present, completions, strict=True):
             result.append((row, prompts[row], completion))
@@ -153,18 +156,15 @@ def test_other_runners_read_whole_prompts(
     assert len(prefixes) == prefixes.reused_tokens == 0
 
 
-def turn_of(model: Any, tokenizer: Any, prefixes: PrefixCache, prompts: list[list[int]], **options: Any) -> Any:
+def turn_of(model: Any, tokenizer: Any, prefixes: PrefixCache, prompts: list[list[int]], **hooks: Any) -> Any:
     return decode(
         model,
         tokenizer,
-        prompts,
+        DecodeRows(prompts=prompts, noise=None, prefixes=prefixes, keys=range(len(prompts))),
         replace(PLAIN, greedy=True, max_new_tokens=6),
-        noise=None,
         batch_size=8,
         context_limit=120,
-        prefixes=prefixes,
-        keys=range(len(prompts)),
-        **options,
+        hooks=DecodeHooks(**hooks),
     )
 
 

@@ -24,7 +24,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ippo_cli.rollout.decode_state import DecodeState
+from ippo_cli.rollout.decode_state import DecodeRows, DecodeState
 from ippo_cli.rollout.noise import UniformNoise, uniforms
 from ippo_cli.rollout.sampling import SampledTokens, sample_tokens
 
@@ -210,12 +210,10 @@ def test_uniforms_used_in_float64() -> None:
     """In float32 this number would round to 1 and select the token with probability 2 ** -30 incorrectly."""
     numbers = torch.tensor([[1 - 2.0**-29]], dtype=torch.float64)
     state = DecodeState(
-        [np.array([0])],
+        DecodeRows(prompts=[[0]], noise=UniformNoise(numbers)),
         np.array([1]),
         replace(PLAIN, max_new_tokens=1),
-        UniformNoise(numbers),
         (),
-        None,
         PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}))),
         torch.device("cpu"),
     )

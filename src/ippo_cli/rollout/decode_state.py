@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,8 +11,41 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.rollout.noise import TokenNoise
+from ippo_cli.rollout.prefix_cache import PrefixCache
 from ippo_cli.rollout.sampling import Sampling, sample_tokens
 from ippo_cli.types import Completion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRows:
+    """The prompts of a decoding call, and what is set for each of its rows.
+
+    With `prefixes` every finished row is stored under its key of `keys`, and a later prompt of the same key reads only
+    the tokens after the stored ones. This changes samples only by rounding; models that do not support it read every
+    prompt whole.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    noise: TokenNoise | None  # [B, max_new_tokens]; None: greedy decoding
+    max_new_tokens: Sequence[int] | None = None  # limits below that of the sampling settings
+    stop_strings: Sequence[tuple[str, ...]] | None = None  # in addition to those of the sampling settings
+    responses: Sequence[Sequence[int]] | None = None  # first tokens, given: limits count them, log-probabilities are 0
+    prefixes: PrefixCache | None = None
+    keys: Sequence[Hashable] | None = None
+    readers: np.ndarray | None = None  # [B] the policy of each row, for models with several (adapters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeHooks:
+    """The functions that a decoding call calls."""
+
+    poll: Callable[[int, int], None] | None = None  # after every token: finished rows, all rows; may raise
+    # Rows when they end and their completions, without rows that have no room.
+    on_finished: Callable[[list[int], list[Completion]], None] | None = None
+    # Whether a flag is true on any rank: all ranks then make the same sequence of forwards, as layer-by-layer gathering
+    # of weights requires.
+    any_rank: Callable[[bool], bool] | None = None
+    select: Callable[[np.ndarray], None] | None = None  # before every forward: the policies of its rows
 
 
 class DecodeState:
@@ -23,41 +57,47 @@ class DecodeState:
 
     def __init__(
         self,
-        prompts: Sequence[np.ndarray],
+        rows: DecodeRows,
         limits: np.ndarray,
         sampling: Sampling,
-        noise: TokenNoise | None,
         stop_ids: tuple[int, ...],
-        stop_strings: Sequence[tuple[str, ...]] | None,
         tokenizer: PreTrainedTokenizerBase,
         device: torch.device,
-        first_tokens: Sequence[np.ndarray] | None = None,
     ) -> None:
-        """`first_tokens`: the first tokens of each response."""
+        """`limits` `[B]`: the most tokens of each response."""
         shape = len(limits), sampling.max_new_tokens
         self.ids = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, device=device)
         self.behavior_logprobs = torch.zeros(shape, device=device) if sampling.is_filtered else self.logprobs
         self.lengths = np.zeros(len(limits), dtype=np.int64)
-        if first_tokens is not None:
-            self.lengths += [len(tokens) for tokens in first_tokens]
+        self._prompts, self._first_tokens = _to_arrays(rows.prompts), _to_arrays(rows.responses or ())
+        if self._first_tokens:
+            self.lengths += [len(tokens) for tokens in self._first_tokens]
             columns = torch.arange(shape[1]) < torch.from_numpy(self.lengths)[:, None]
-            self.ids[columns.to(device)] = torch.from_numpy(np.concatenate(first_tokens)).to(device)
+            self.ids[columns.to(device)] = torch.from_numpy(np.concatenate(self._first_tokens)).to(device)
         self.finished = np.zeros(len(limits), dtype=bool)
         self.rows = np.zeros(0, dtype=np.int64)
         self.tokens = torch.zeros(0, dtype=torch.long, device=device)  # the newest token of every live row
         self._flat = self.tokens
         self.limits, self.sampling, self.stop_ids = limits, sampling, stop_ids
-        self._prompts, self._tokenizer, self._first_tokens = prompts, tokenizer, first_tokens
-        assert sampling.greedy or (noise is not None and noise.shape == shape)
-        self.noise = None if noise is None else noise.to(device)
+        self._tokenizer = tokenizer
+        assert sampling.greedy or (rows.noise is not None and rows.noise.shape == shape)
+        self.noise = None if rows.noise is None else rows.noise.to(device)
         self._stops: Tensor | None = None  # [V] bool
         self._seen: Tensor | None = None  # [live rows, V] bool
-        self._stop_strings = [(*sampling.stop_strings, *own) for own in stop_strings or [()] * len(limits)]  # by row
+        row_stops = rows.stop_strings or [()] * len(limits)
+        self._stop_strings = [(*sampling.stop_strings, *own) for own in row_stops]  # by row
         every = {text for texts in self._stop_strings for text in texts}
         # Enough tokens for any stop string at one byte per token, plus some that decode to nothing.
         self._tail = 8 + max((len(text.encode()) for text in every), default=0)
         self.has_stop_strings = bool(every)
+
+    @property
+    def inputs(self) -> list[np.ndarray]:
+        """By row, what is read before the first token is sampled: the prompt and the first tokens of the response."""
+        if not self._first_tokens:
+            return self._prompts
+        return [np.concatenate(parts) for parts in zip(self._prompts, self._first_tokens, strict=True)]
 
     def record(self, logits: Tensor, joining: np.ndarray) -> np.ndarray:
         """Sample one token for each live row and for joining rows; return the rows that continue, `[n]` bool."""
@@ -163,7 +203,7 @@ class DecodeState:
 
     def given_tokens(self, row: int) -> list[int]:
         """The first tokens of a row's response that are given."""
-        return [] if self._first_tokens is None else self._first_tokens[row].tolist()
+        return self._first_tokens[row].tolist() if self._first_tokens else []
 
     def find_seen_tokens(self, rows: np.ndarray, vocabulary: int) -> Tensor:
         """The tokens of prompt and response of each row, `[n, V]` bool."""
@@ -188,3 +228,7 @@ class DecodeState:
             clean_up_tokenization_spaces=False,
             spaces_between_special_tokens=False,
         )
+
+
+def _to_arrays(rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    return [np.asarray(row, dtype=np.int64) for row in rows]

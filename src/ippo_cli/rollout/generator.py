@@ -26,6 +26,7 @@ from ippo_cli.config.text import join_names
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy
 from ippo_cli.rollout.decode import SelectReaders, decode
+from ippo_cli.rollout.decode_state import DecodeHooks, DecodeRows
 from ippo_cli.rollout.engine import EngineResources
 from ippo_cli.rollout.noise import GumbelNoise, TokenNoise, UniformNoise, row_keys, uniforms
 from ippo_cli.rollout.policy import GenerationPolicy
@@ -280,25 +281,31 @@ class HfGenerator:
             noise = None if draws.greedy else draws.noise(requests, sampling.max_new_tokens, self._config.sampling)
             places = {agent: place for place, agent in enumerate(agents)}
             responses = [request.response for request in requests]
+            rows = DecodeRows(
+                prompts=[request.prompt for request in requests],
+                noise=noise,
+                max_new_tokens=[request.max_new_tokens or sampling.max_new_tokens for request in requests],
+                stop_strings=[request.stop_strings for request in requests],
+                responses=responses if any(responses) else None,
+                prefixes=self._prefixes.get(agents[0]),
+                keys=[(request.agent, request.episode) for request in requests],
+                readers=np.array([places[request.agent] for request in requests], dtype=np.int64),
+            )
+            hooks = DecodeHooks(
+                poll=report_progress if meeting is None else meeting.poll,
+                on_finished=on_finished,
+                any_rank=None if meeting is None else meeting.any_rank,
+                select=select,
+            )
             try:
                 return decode(
                     model.lm,
                     self._policies[agents[0]].tokenizer,
-                    [request.prompt for request in requests],
+                    rows,
                     sampling,
-                    responses=responses if any(responses) else None,
-                    noise=noise,
-                    max_new_tokens=[request.max_new_tokens or sampling.max_new_tokens for request in requests],
-                    stop_strings=[request.stop_strings for request in requests],
                     batch_size=self._config.decode_batch_size,
                     context_limit=self.context_limit(agents[0]),
-                    poll=report_progress if meeting is None else meeting.poll,
-                    on_finished=on_finished,
-                    any_rank=None if meeting is None else meeting.any_rank,
-                    prefixes=self._prefixes.get(agents[0]),
-                    keys=[(request.agent, request.episode) for request in requests],
-                    readers=np.array([places[request.agent] for request in requests], dtype=np.int64),
-                    select=select,
+                    hooks=hooks,
                     batch_invariant=self._config.batch_invariant,
                 )
             except FloatingPointError as error:

@@ -16,15 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ippo_cli.rollout.decode_state import DecodeState
+from ippo_cli.rollout.decode_state import DecodeHooks, DecodeState
 from ippo_cli.rollout.fixed_slots import FixedSlots
 from ippo_cli.rollout.prompt_queue import PrefixCacheSession, PromptQueue, prefill_count
 from ippo_cli.rollout.sampling import sample_tokens
 from ippo_cli.types import Completion
 
 _log = logging.getLogger(__name__)
-Poll = Callable[[int, int], None]  # finished rows, all rows
-OnRowsFinished = Callable[[list[int], list[Completion]], None]  # rows, and their completions
 STEPS_LATE = 2
 """Steps that a GPU has queued when the host reads the outcome of an earlier one."""
 uncapturable_models: set[str] = set()
@@ -218,11 +216,10 @@ class SlotDecoder:
         state: DecodeState,
         waiting: PromptQueue,
         turns: PrefixCacheSession | None,
-        poll: Poll | None = None,
-        on_finished: OnRowsFinished | None = None,
+        hooks: DecodeHooks,
     ) -> None:
         self._runner, self._state, self._waiting, self._turns = runner, state, waiting, turns
-        self._poll, self._on_finished = poll, on_finished
+        self._poll, self._on_finished = hooks.poll, hooks.on_finished
         self._slots: SlotState | None = None
         self._rows = np.full(len(runner), -1, dtype=np.int64)  # by slot; -1: free
         self._tokens: dict[int, list[int]] = {}  # the newest tokens by row, where there are stop strings
