@@ -194,7 +194,6 @@ TRUNK = (
     "targets.py",
     "checkpoint.py",
     "update.py",
-    "placed_updates.py",
     "resume_point.py",
 )
 METHOD_NAMES = (

@@ -26,7 +26,7 @@ from torch import Tensor
 from ippo_cli.agents.learner import Learner
 from ippo_cli.training.methods.happo import SequentialCorrection, environment_steps
 from ippo_cli.training.minibatches import iterate_steps
-from ippo_cli.training.team_update import policy_update_order, update_team
+from ippo_cli.training.team_update import PlacedUpdates, policy_update_order, update_team
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.training.update import update_learner
 from ippo_cli.types import Rollout, StepContext
@@ -72,11 +72,8 @@ def test_factors_match_reference_and_affect_later_policies(overrides: tuple[str,
         experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.compute_targets(team, experience)
         before = {name: slow_logprobs(trainer, name, experience.rollouts[name]) for name in team}
-        stats = {
-            key: value
-            for one in update_team(team, experience, targets, trainer.config, CONTEXT, methods=trainer.methods)
-            for key, value in one.items()
-        }
+        updates = PlacedUpdates(team, experience, CONTEXT, methods=trainer.methods)
+        stats = {key: value for one in update_team(updates, targets, trainer.config) for key, value in one.items()}
         after = {name: slow_logprobs(trainer, name, experience.rollouts[name]) for name in team}
         expected = {learner.name: weights(learner) for learner in team.learners if learner.is_policy}
         turns = {name: [episode.turns_of_agent(name) for episode in experience.episodes] for name in team}

@@ -11,7 +11,7 @@ from ippo_cli.agents.learner import Learner
 from ippo_cli.models import prefixes
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.training.minibatches import iterate_steps
-from ippo_cli.training.team_update import update_team
+from ippo_cli.training.team_update import PlacedUpdates, update_team
 from ippo_cli.training.update import update_learner
 from ippo_cli.types import StepContext
 
@@ -260,7 +260,7 @@ def test_host_reads_do_not_grow_with_micro_batches(tmp_path, monkeypatch):
             team, experience = trainer.state.team, experience_of(trainer)
             targets, _ = trainer.state.algorithm.compute_targets(team, experience)
             with HostReads() as found:
-                update_team(team, experience, targets, trainer.config, CONTEXT)
+                update_team(PlacedUpdates(team, experience, CONTEXT), targets, trainer.config)
         return found.count - sum(built), len(built)
 
     few, steps = reads(16)

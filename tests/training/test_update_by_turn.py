@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.reporting.per_turn_metrics import logged_turn_counts
-from ippo_cli.training.team_update import update_team
+from ippo_cli.training.team_update import PlacedUpdates, update_team
 from ippo_cli.types import Rollout, StepContext
 
 CONTEXT = StepContext(seed=0, iteration=0, num_iterations=1)
@@ -65,7 +65,7 @@ def test_entropies_are_those_of_the_acting_policy(team: tuple[str, ...], tmp_pat
         targets, _ = trainer.state.algorithm.compute_targets(members, experience)
         apart = {name: entropies(agent, experience.rollouts[name]) for name, agent in members.items()}
         turns = logged_turn_counts(members, experience.episodes, trainer.max_turns, 8)
-        parts = update_team(members, experience, targets, trainer.config, CONTEXT, turns)
+        parts = update_team(PlacedUpdates(members, experience, CONTEXT, turns), targets, trainer.config)
         found = {key: value for part in parts for key, value in part.items()}
     for name, numbers in apart.items():
         rollout, mask = experience.rollouts[name], targets[name].loss_mask

@@ -38,7 +38,7 @@ from ippo_cli.training.experience_warnings import experience_warnings
 from ippo_cli.training.methods.method import Method, Outcome
 from ippo_cli.training.resume_point import ResumePoint
 from ippo_cli.training.row_inputs import group_by_author
-from ippo_cli.training.team_update import update_team
+from ippo_cli.training.team_update import PlacedUpdates, update_team
 from ippo_cli.training.training_samples import buffer_distributions, training_samples
 from ippo_cli.training.update import UpdateStats
 from ippo_cli.types import Batch, Episode, Experience, StepContext, Targets
@@ -169,19 +169,16 @@ class Trainer:
         self.resume_point.has_changed_weights = True
         with clock("update"):
             turns = logged_turn_counts(team, experience.episodes, self.max_turns, self.config.tracker.turns)
-            shared = group_by_author(all_targets)
-            show_phase = self.console.show_phase
-            stats = update_team(
-                team,
-                experience,
-                targets,
-                self.config,
-                context,
-                turns,
-                show_phase,
-                shared=shared,
+            updates = PlacedUpdates(
+                team=team,
+                experience=experience,
+                context=context,
+                turns=turns,
+                show_phase=self.console.show_phase,
+                shared=group_by_author(all_targets),
                 methods=self.methods,
             )
+            stats = update_team(updates, targets, self.config)
             team.update_references(iteration + 1)
         if collected.following is not None and self.config.rollout.updates_in_flight:
             with clock("rollout"):

@@ -101,18 +101,7 @@ class Refill(Method):
             with clock("score"):
                 return player.rewards.combine(rewarded)
 
-        refilled = refill_buffer(
-            buffer.rewarded,
-            prompts.positions,
-            prompts.end,
-            rounds=self._rounds,
-            schedule=player.schedule,
-            agents=list(player.team),
-            all_agents=player.team.names,
-            draw=draw,
-            combine=combine,
-            settings=player.config.reward,
-        )
+        refilled = refill_buffer(player, buffer, self._rounds, draw=draw, combine=combine)
         self.candidates = refilled.candidates
         batch = player.batch_at(refilled.positions)
         return replace(
@@ -141,72 +130,78 @@ class Refill(Method):
 
 
 def refill_buffer(
-    first: RewardedEpisodes,
-    positions: Sequence[int],
-    end: int,
-    *,
+    player: Player,
+    buffer: Buffer,
     rounds: int,
-    schedule: ExampleSchedule,
-    agents: Sequence[str],
-    all_agents: Sequence[str],
+    *,
     draw: Callable[[Sequence[int], int], RewardedEpisodes],
     combine: Callable[[RewardedEpisodes], RawScores],
-    settings: RewardConfig,
 ) -> RefilledBuffer:
     """Replace the groups of the first round in which every agent's scores are equal, in up to `rounds` rounds.
 
     Each round draws one prompt for every place without a signal (Yu et al. 2025, DAPO, section 3.2); a group without a
-    signal in the last round leaves the place to the first one. `positions`: of the first round's prompts in the
-    schedule; `end`: the position after them. `agents`: those that are trained. `draw`: from positions, and the number
-    of rows drawn before. Failed rows of all rounds count for the failure budget. Collective.
+    signal in the last round leaves the place to the first one. `buffer`: of the first round. `draw`: from positions in
+    the schedule, and the number of rows drawn before. Failed rows of all rounds count for the failure budget.
+    Collective.
     """
-    size = schedule.num_generations
-    buffer = _GroupBuffer.from_first_round(schedule, positions, first)
-    found: list[GroupScores] = []
-    failed: list[Tensor] = []
-    failures: list[Exception] = []
-    tokens = 0.0
-
-    def measure(rewarded: RewardedEpisodes) -> list[bool]:
-        nonlocal tokens
-        raw = combine(rewarded)
-        failed.append(torch.stack(list(raw.failed.values())).any(dim=0))
-        failures.extend([] if rewarded.failure is None else [rewarded.failure])
-        found.append(gather_group_scores(raw, rewarded.episodes, agents, size))
-        tokens += count_tokens(rewarded.episodes)
-        return found[-1].has_signal.tolist()
-
-    def check_failures() -> str | None:
-        return check_failure_budget(torch.cat(failed), failures[0] if failures else None, settings)
-
+    schedule, first, positions = player.schedule, buffer.rewarded, list(buffer.prompts.positions)
+    size, end = schedule.num_generations, buffer.prompts.end
+    groups = _GroupBuffer.from_first_round(schedule, positions, first)
+    drawn = _DrawnGroups(agents=list(player.team), size=size, settings=player.config.reward)
     candidates, done = list(positions), 0
-    places = [place for place, has_signal in enumerate(measure(first)) if not has_signal]
-    failure = check_failures()
+    has_signal = drawn.add(combine(first), first)
+    places = [place for place, found in enumerate(has_signal) if not found]
+    failure = drawn.check_failures()
     while places and done < rounds:
         done += 1
         more, end = schedule.select(end, len(places))
         rewarded = draw(more, len(candidates) * size)
-        has_signal = measure(rewarded)
-        failure = check_failures()
-        buffer.replace_groups(places, more, rewarded, has_signal)
+        has_signal = drawn.add(combine(rewarded), rewarded)
+        failure = drawn.check_failures()
+        groups.replace_groups(places, more, rewarded, has_signal)
         places = [place for place, found in zip(places, has_signal, strict=True) if not found]
         candidates += more
     return RefilledBuffer(
-        positions=buffer.positions,
+        positions=groups.positions,
         rewarded=RewardedEpisodes(
-            episodes=buffer.episodes,
-            rewards=buffer.merge_rewards(all_agents) if done else first.rewards,
-            failure=failures[0] if failures else None,
+            episodes=groups.episodes,
+            rewards=groups.merge_rewards(player.team.names) if done else first.rewards,
+            failure=drawn.failures[0] if drawn.failures else None,
         ),
         candidates=CandidateGroups(
             positions=candidates,
-            scores=GroupScores(scores=torch.cat([part.scores for part in found])),
+            scores=GroupScores(scores=torch.cat([part.scores for part in drawn.scores])),
             rounds=done,
-            tokens=tokens,
+            tokens=drawn.tokens,
             failure=failure,
         ),
         end=end,
     )
+
+
+@dataclass(kw_only=True)
+class _DrawnGroups:
+    """The scores, failures and tokens of all groups drawn so far."""
+
+    agents: Sequence[str]  # that are trained
+    size: int  # responses to a prompt
+    settings: RewardConfig
+    scores: list[GroupScores] = field(default_factory=list)  # by round
+    failed: list[Tensor] = field(default_factory=list)  # by round: this rank's rows without a reward
+    failures: list[Exception] = field(default_factory=list)
+    tokens: float = 0.0  # of all ranks
+
+    def add(self, raw: RawScores, rewarded: RewardedEpisodes) -> list[bool]:
+        """Add the groups of a round; returns whether each has a signal. Collective."""
+        self.failed.append(torch.stack(list(raw.failed.values())).any(dim=0))
+        self.failures.extend([] if rewarded.failure is None else [rewarded.failure])
+        self.scores.append(gather_group_scores(raw, rewarded.episodes, self.agents, self.size))
+        self.tokens += count_tokens(rewarded.episodes)
+        return self.scores[-1].has_signal.tolist()
+
+    def check_failures(self) -> str | None:
+        """Why rows have no reward; raises over the failure budget. Collective."""
+        return check_failure_budget(torch.cat(self.failed), self.failures[0] if self.failures else None, self.settings)
 
 
 def gather_group_scores(
