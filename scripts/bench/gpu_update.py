@@ -214,21 +214,23 @@ def _plan_bytes(learner: Any, rows: int, tokens: int, response_tokens: int) -> f
     """The bytes that `mode=plan` computes for weights, optimizer and one training pass."""
     from ippo_cli.config.schema import Dtype
     from ippo_cli.models.shape import actor_shape
-    from ippo_cli.planning.trained_memory import EngineInput, estimate_trained_model
+    from ippo_cli.planning.trained_memory import EngineInput, EngineModel, estimate_trained_model
 
     read = EngineInput(
         max_row_tokens=tokens, response_tokens=response_tokens, rows=rows, rows_per_step=rows, has_scoring=False
     )
     plan = estimate_trained_model(
         _configure(),
-        "solo",
-        actor_shape(learner.engine.module.lm),
-        Dtype.bf16,
-        1,
+        EngineModel(
+            name="solo",
+            shape=actor_shape(learner.engine.module.lm),
+            dtype=Dtype.bf16,
+            has_checkpoints=False,
+            is_actor=False,
+        ),
         read,
-        checkpointed=False,
-        decodes=False,
-        device="cuda",
+        1,
+        "cuda",
     )
     return plan.memory.resident + plan.update_bytes
 

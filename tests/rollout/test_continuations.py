@@ -11,6 +11,7 @@ from fake_engine import use_fake_engines
 from players import DRAWS, ROLLOUT, Players, Rounds, transcript
 
 from ippo_cli.rollout.branches import BranchEpisodes, State
+from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.continuations import collect_continuations
 from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.decode_state import DecodeRows
@@ -46,7 +47,14 @@ def continuations(
         engines = use_fake_engines(players.policies, [])
         generator = EngineGenerator(players.policies, ROLLOUT, sampling, engines=engines, verify_every=1)
     pool = EnvironmentPool(make)
-    return collect_continuations(pool, players.formats, episodes, states, count, generator, DRAWS, **keys)
+    return collect_continuations(
+        lambda batch, continuing: collect(pool, players.formats, batch, continuing, DRAWS),
+        generator,
+        episodes,
+        states,
+        count,
+        **keys,
+    )
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "filtered", "stop strings"])

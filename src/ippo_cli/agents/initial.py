@@ -336,23 +336,23 @@ def _resolve_weights(
         assert actor.model is not None  # checked before anything is loaded
         return actor.model
     folder = run_folder / "initial" / holder
-    distributed.run_on_main(lambda: _make_tiny_model(config, actor, holder, names, task, folder, progress, say))
+    distributed.run_on_main(lambda: _make_tiny_model(config, names, task, folder, progress, say))
     return folder
 
 
 def _make_tiny_model(
     config: Config,
-    actor: TinyActorConfig,
-    holder: str,
     names: Sequence[str],
     task: Task,
     folder: Path,
     progress: AgentProgress,
     say: Callable[[str], None],
 ) -> None:
-    """Create a model locally in the folder; an existing one is kept."""
+    """Create a model locally in the folder, which has the name of its policy; an existing one is kept."""
     if folder.is_dir():
         return
+    actor, holder = config.task.agents[names[0]].actor, folder.name
+    assert actor.is_created_here
     partial = folder.with_name(f".{holder}.partial")
     cache, lessons = Path(config.output_dir) / ".cache", warm_start_lessons(names, config, task)
     check_has_lessons(names[0], actor, lessons)

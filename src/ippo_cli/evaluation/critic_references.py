@@ -15,7 +15,7 @@ from ippo_cli.rewards.counterfactual import replace_answer
 from ippo_cli.rollout.branches import State
 from ippo_cli.rollout.enumerate import WeightedResponses, enumerate_responses
 from ippo_cli.rollout.generator import context_limit, make_sampling
-from ippo_cli.training.methods.continued_returns import compute_returns, episode_returns, estimate_means, state_columns
+from ippo_cli.training.methods.continued_returns import estimate_means, state_columns
 from ippo_cli.types import Episode
 
 EPISODES_AT_ONCE = 8192
@@ -39,17 +39,8 @@ def sample_references(
 ) -> References:
     """Means over `count` continuations of each state; states with fewer than two usable ones have none."""
     continuations = session.sample_continuations(states, count)
-    returns = compute_returns(
-        session.config,
-        session.algorithm,
-        session.team[agent],
-        session.reward,
-        continuations,
-        states,
-        count,
-        is_by_turn=is_by_turn,
-        device=session.device,
-    )
+    source = session.return_source(agent, is_by_turn=is_by_turn)
+    returns = source.compute_returns(continuations, states, count)
     return summarize_returns(returns, continuations.num_tokens)
 
 
@@ -137,15 +128,9 @@ def _score_enumerated(
     is_by_turn: bool,
 ) -> None:
     """Set the expectation of each state; a state with an episode without a score has none."""
-    returns, valid, rollout = episode_returns(
-        session.config,
-        session.algorithm,
-        session.team[agent],
-        session.reward,
-        [episode for _, episodes, _ in waiting for episode in episodes],
-        is_by_turn=is_by_turn,
-        device=session.device,
-    )
+    source = session.return_source(agent, is_by_turn=is_by_turn)
+    played = [episode for _, episodes, _ in waiting for episode in episodes]
+    returns, valid, rollout = source.episode_returns(played)
     rows = [states[number] for number, episodes, _ in waiting for _ in episodes]
     columns = state_columns(rollout, rows, range(len(rows)))
     numbers = returns.gather(1, columns[:, None])[:, 0].double().where(valid, math.nan).cpu()

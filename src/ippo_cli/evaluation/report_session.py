@@ -26,6 +26,7 @@ from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import can_reuse_prefix
+from ippo_cli.training.methods.continued_returns import ReturnSource
 from ippo_cli.training.process import prepare_process
 from ippo_cli.training.targets import Algorithm
 from ippo_cli.types import Batch, Episode
@@ -54,8 +55,17 @@ class ReportSession:
 
     def sample_continuations(self, states: Sequence[State], count: int) -> BranchEpisodes:
         """`count` episodes from each state of the session's episodes."""
-        return collect_continuations(
-            self.environments, self.formats, self.episodes, states, count, self.generator, self.draws
+        return collect_continuations(self.play, self.generator, self.episodes, states, count)
+
+    def return_source(self, agent: str, *, is_by_turn: bool) -> ReturnSource:
+        """The computation of an agent's returns; `is_by_turn`: whether a turn is one action."""
+        return ReturnSource(
+            config=self.config,
+            algorithm=self.algorithm,
+            agent=self.team[agent],
+            reward=self.reward,
+            is_by_turn=is_by_turn,
+            device=self.device,
         )
 
 

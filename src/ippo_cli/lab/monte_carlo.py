@@ -28,7 +28,7 @@ from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rollout.branches import MAX_EPISODES, State
 from ippo_cli.rollout.continuations import collect_continuations, state_key
 from ippo_cli.rollout.generator import SamplingStream
-from ippo_cli.training.methods.continued_returns import compute_returns, estimate_means, state_columns
+from ippo_cli.training.methods.continued_returns import ReturnSource, estimate_means, state_columns
 from ippo_cli.training.methods.method import Method, Outcome, Player, ScoredBuffer
 from ippo_cli.training.targets import Algorithm
 from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets
@@ -209,32 +209,25 @@ class ContinuationValues(Method):
         size = max(1, MAX_EPISODES // count)
         parts = int(distributed.all_max(torch.tensor(math.ceil(len(states) / size))).item())
         returns, num_tokens = [torch.empty(0, count, dtype=torch.float64)], 0
+        source = ReturnSource(
+            config=self._config,
+            algorithm=self._algorithm,
+            agent=agent,
+            reward=player.rewards.interruptible,
+            is_by_turn=False,
+            device=player.device,
+        )
         for number in range(parts):
             part = states[number * size : (number + 1) * size]
             continuations = collect_continuations(
-                player.environments,
-                player.formats,
+                lambda batch, generator: player.play_episodes(batch, draws, generator=generator),
+                player.generator,
                 episodes,
                 part,
                 count,
-                player.generator,
-                draws,
-                poll=player.preemption.raise_if_requested,
             )
             num_tokens += continuations.num_tokens
-            returns.append(
-                compute_returns(
-                    self._config,
-                    self._algorithm,
-                    agent,
-                    player.rewards.interruptible,
-                    continuations,
-                    part,
-                    count,
-                    is_by_turn=False,
-                    device=player.device,
-                )
-            )
+            returns.append(source.compute_returns(continuations, part, count))
             player.preemption.raise_if_any_rank_requested()
         return torch.cat(returns), num_tokens
 

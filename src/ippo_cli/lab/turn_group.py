@@ -28,7 +28,7 @@ from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rollout import branches
 from ippo_cli.rollout.continuations import collect_continuations
 from ippo_cli.tasks.task import max_turns_by_agent
-from ippo_cli.training.methods.continued_returns import episode_returns, state_columns
+from ippo_cli.training.methods.continued_returns import ReturnSource, state_columns
 from ippo_cli.training.methods.method import Buffer, FurtherTurns, Method, Outcome, Player, ScoredBuffer
 from ippo_cli.training.targets import Algorithm
 from ippo_cli.types import Episode, Experience, Scores, Turn
@@ -178,13 +178,11 @@ class TurnCandidates(Method):
         def play(episodes: Sequence[Episode], states: Sequence[branches.State], count: int) -> branches.BranchEpisodes:
             player.preemption.raise_if_any_rank_requested()
             return collect_continuations(
-                player.environments,
-                player.formats,
+                lambda batch, generator: player.play_episodes(batch, buffer.prompts.draws, generator=generator),
+                player.generator,
                 episodes,
                 states,
                 count,
-                player.generator,
-                buffer.prompts.draws,
                 keeps_other_actions=True,
             )
 
@@ -204,15 +202,15 @@ class TurnCandidates(Method):
         config, team, device = player.config, player.team, player.device
 
         def value_states(agent: str, episodes: Sequence[Episode], states: Sequence[branches.State]) -> list[float]:
-            returns, valid, rollout = episode_returns(
-                config,
-                self._algorithm,
-                team[agent],
-                player.rewards.interruptible,
-                episodes,
+            source = ReturnSource(
+                config=config,
+                algorithm=self._algorithm,
+                agent=team[agent],
+                reward=player.rewards.interruptible,
                 is_by_turn=True,
                 device=device,
             )
+            returns, valid, rollout = source.episode_returns(episodes)
             rows = torch.arange(len(states), device=device)
             found = returns[rows, state_columns(rollout, states, range(len(states)))].double()
             return found.where(valid[: len(states)], torch.nan).tolist()

@@ -31,7 +31,7 @@ from ippo_cli.planning.method_plan import count_gradient_parts, find_authors, me
 from ippo_cli.planning.model_memory import FrozenModel, MemoryEstimate, TrainedModel
 from ippo_cli.planning.pass_memory import forward_bytes, kv_bytes
 from ippo_cli.planning.sampler_memory import estimate_sampler_memory
-from ippo_cli.planning.trained_memory import EngineInput, engine_stage, estimate_trained_model
+from ippo_cli.planning.trained_memory import EngineInput, EngineModel, engine_stage, estimate_trained_model
 from ippo_cli.rollout.fixed_slots import cache_width
 from ippo_cli.rollout.invariant_slots import slot_count
 from ippo_cli.rollout.kv_cache import COLUMNS_AHEAD
@@ -173,10 +173,13 @@ def _actor_model(
     has_value_head = settings.critic.shares_actor_loss
     return estimate_trained_model(
         config,
-        f"{holder} actor",
-        agent.actor,
-        actor.dtype,
-        ranks,
+        EngineModel(
+            name=f"{holder} actor",
+            shape=agent.actor,
+            dtype=actor.dtype,
+            has_checkpoints=actor.gradient_checkpointing,
+            is_actor=True,
+        ),
         EngineInput(
             max_row_tokens=longest,
             response_tokens=min(max(response_tokens(config, name, shapes[name].length) for name in names), longest),
@@ -186,9 +189,8 @@ def _actor_model(
             gradient_parts=count_gradient_parts(config, holder),
             has_scoring=has_value_head or config.rollout.recompute_logprobs or needs_reference(config),
         ),
-        checkpointed=actor.gradient_checkpointing,
-        decodes=True,
-        device=device,
+        ranks,
+        device,
     )
 
 
@@ -207,10 +209,13 @@ def _critic_model(
     model = settings.critic_weights
     return estimate_trained_model(
         config,
-        f"{name} critic",
-        shape,
-        model.dtype,
-        ranks,
+        EngineModel(
+            name=f"{name} critic",
+            shape=shape,
+            dtype=model.dtype,
+            has_checkpoints=model.gradient_checkpointing,
+            is_actor=False,
+        ),
         EngineInput(
             max_row_tokens=max(shapes[agent].critic_row_tokens or shapes[agent].length.row_tokens for agent in names),
             response_tokens=0,
@@ -221,9 +226,8 @@ def _critic_model(
             value_bins=settings.critic.num_bins,
             gradient_parts=count_gradient_parts(config, name),
         ),
-        checkpointed=model.gradient_checkpointing,
-        decodes=False,
-        device=device,
+        ranks,
+        device,
     )
 
 

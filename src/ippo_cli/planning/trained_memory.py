@@ -37,28 +37,57 @@ class EngineInput:
         return self.response_tokens / self.max_row_tokens
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineModel:
+    """A model that an engine trains."""
+
+    name: str
+    shape: ModelShape
+    dtype: Dtype
+    has_checkpoints: bool  # whether activations are recomputed in the backward pass
+    is_actor: bool
+
+    @property
+    def width(self) -> int:
+        """Bytes per weight."""
+        return bytes_per_weight(self.dtype)
+
+
 def estimate_trained_model(
-    config: Config,
-    name: str,
-    shape: ModelShape,
-    dtype: Dtype,
-    ranks: int,
-    read: EngineInput,
-    *,
-    checkpointed: bool,
-    decodes: bool,
-    device: str,
+    config: Config, model: EngineModel, read: EngineInput, ranks: int, device: str
 ) -> TrainedModel:
-    deepspeed, width = config.deepspeed, bytes_per_weight(dtype)
-    ranks_per_replica = deepspeed.tensor_parallel
+    """The memory of a model on one of the `ranks` that train it."""
+    shape, width, per_replica = model.shape, model.width, config.deepspeed.tensor_parallel
     # Bytes of a rank's whole linear maps beside its shares, outside of training passes.
-    gathered = float(width * shape.split_elements) if ranks_per_replica > 1 else 0.0
-    parameters = shape.trained_parameters - shape.split_elements * (ranks_per_replica - 1) // ranks_per_replica
+    gathered = float(width * shape.split_elements) if per_replica > 1 else 0.0
+    parameters = shape.trained_parameters - shape.split_elements * (per_replica - 1) // per_replica
+    memory = _estimate_engine(config, model, parameters, ranks, device)
+    training_bytes = _estimate_training_pass(config, model, read, device)
+    parts = 0.0
+    if read.gradient_parts:  # a gradient of a micro-batch, the sum of one part, and this rank's shares of all
+        parts = parameters * (width + FP32_BYTES * (1 + read.gradient_parts / ranks))
+    return TrainedModel(
+        name=model.name,
+        shape=shape,
+        bytes_per_weight=width,
+        memory=replace(memory, decode_weights=memory.decode_weights + gathered),
+        scoring_bytes=_estimate_forward_pass(config, model, read) + gathered if read.has_scoring else 0.0,
+        training_bytes=training_bytes,
+        measuring_bytes=training_bytes + parts if parts else 0.0,
+        has_several_micro_batches=read.max_row_tokens * read.rows_per_step > _micro_batch_limit(config, read),
+        is_actor=model.is_actor,
+        is_stage3=engine_stage(config, width, ranks) == 3,
+    )
+
+
+def _estimate_engine(config: Config, model: EngineModel, parameters: int, ranks: int, device: str) -> EngineMemory:
+    """Weights, gradients and optimizer states; `parameters`: the trained ones of a rank's share of the model."""
+    deepspeed, shape, width = config.deepspeed, model.shape, model.width
     memory = engine_memory(
         parameters,
         stage=engine_stage(config, width, ranks),
         width=width,
-        ranks=ranks // ranks_per_replica,
+        ranks=ranks // deepspeed.tensor_parallel,
         bucket=bucket_elements(deepspeed.reduce_bucket_size, parameters),
         largest=max(shape.sizes if shape.adapter is None else shape.adapter),
         persistent=shape.count_smaller_than(deepspeed.persistence_threshold),
@@ -67,48 +96,49 @@ def estimate_trained_model(
         offload_params=deepspeed.offload_params,
         on_host=device == "cpu",
     )
-    if shape.frozen_parameters:
-        memory = _add_frozen_weights(config, memory, shape, width, ranks)
-    # A row longer than the token budget is a separate micro-batch.
-    micro_batch_limit = max(deepspeed.micro_batch_tokens, read.max_row_tokens)
-    micro = min(micro_batch_limit, read.max_row_tokens * read.rows_per_step) / deepspeed.sequence_parallel
-    scored = min(max(deepspeed.forward_batch_tokens, read.max_row_tokens), read.max_row_tokens * read.rows)
-    chunk, written = (
-        deepspeed.logit_chunk_tokens or max(LOGIT_CHUNK_ELEMENTS // shape.vocabulary, 1),
-        read.response_fraction,
-    )
-    entropy = config.algorithm.entropy_coef != 0.0
-    in_fp32 = uses_fp32_attention(device, width < 4, read.max_row_tokens)
+    return _add_frozen_weights(config, memory, shape, width, ranks) if shape.frozen_parameters else memory
+
+
+def _micro_batch_limit(config: Config, read: EngineInput) -> int:
+    """Tokens of a micro-batch; a row longer than the token budget is a separate one."""
+    return max(config.deepspeed.micro_batch_tokens, read.max_row_tokens)
+
+
+def _chunk_tokens(config: Config, shape: ModelShape) -> int:
+    """Tokens with logits at the same time."""
+    return config.deepspeed.logit_chunk_tokens or max(LOGIT_CHUNK_ELEMENTS // shape.vocabulary, 1)
+
+
+def _estimate_forward_pass(config: Config, model: EngineModel, read: EngineInput) -> float:
+    """Bytes of a forward pass without gradients."""
+    shape, width, entropy = model.shape, model.width, config.algorithm.entropy_coef != 0.0
+    limit = max(config.deepspeed.forward_batch_tokens, read.max_row_tokens)
+    scored = min(limit, read.max_row_tokens * read.rows)
+    logits = min(_chunk_tokens(config, shape), scored * read.response_fraction) * shape.vocabulary
     forward = scored * forward_bytes(shape, width)
     forward += scored * read.value_bins * BIN_BYTES
-    forward += min(chunk, scored * written) * shape.vocabulary * logit_bytes(width, trains=False, entropy=entropy)
-    training_bytes = (
-        micro
-        * activation_bytes(
-            shape,
-            width,
-            checkpointed=checkpointed,
-            in_fp32=in_fp32,
-            longest=read.max_row_tokens,
-            tensor_parallel=ranks_per_replica,
-        )
-        + micro * read.value_bins * TRAINED_BIN_BYTES
-        + min(chunk, micro * written) * shape.vocabulary * logit_bytes(width, trains=True, entropy=entropy)
+    forward += logits * logit_bytes(width, trains=False, entropy=entropy)
+    return forward
+
+
+def _estimate_training_pass(config: Config, model: EngineModel, read: EngineInput, device: str) -> float:
+    """Bytes of a forward and backward pass of a micro-batch."""
+    deepspeed, shape, width = config.deepspeed, model.shape, model.width
+    tokens = min(_micro_batch_limit(config, read), read.max_row_tokens * read.rows_per_step)
+    micro = tokens / deepspeed.sequence_parallel
+    activations = activation_bytes(
+        shape,
+        width,
+        checkpointed=model.has_checkpoints,
+        in_fp32=uses_fp32_attention(device, width < 4, read.max_row_tokens),
+        longest=read.max_row_tokens,
+        tensor_parallel=deepspeed.tensor_parallel,
     )
-    parts = 0.0
-    if read.gradient_parts:  # a gradient of a micro-batch, the sum of one part, and this rank's shares of all
-        parts = parameters * (width + FP32_BYTES * (1 + read.gradient_parts / ranks))
-    return TrainedModel(
-        name=name,
-        shape=shape,
-        bytes_per_weight=width,
-        memory=replace(memory, decode_weights=memory.decode_weights + gathered),
-        scoring_bytes=forward + gathered if read.has_scoring else 0.0,
-        training_bytes=training_bytes,
-        measuring_bytes=training_bytes + parts if parts else 0.0,
-        has_several_micro_batches=read.max_row_tokens * read.rows_per_step > micro_batch_limit,
-        is_actor=decodes,
-        is_stage3=engine_stage(config, width, ranks) == 3,
+    logits = min(_chunk_tokens(config, shape), micro * read.response_fraction) * shape.vocabulary
+    return (
+        micro * activations
+        + micro * read.value_bins * TRAINED_BIN_BYTES
+        + logits * logit_bytes(width, trains=True, entropy=config.algorithm.entropy_coef != 0.0)
     )
 
 

@@ -63,7 +63,6 @@ def score(
     *,
     device: torch.device | str = "cpu",
     weights: Weights | None = None,
-    streamed: StreamedRewards | None = None,
     observe: bool = True,
 ) -> ScoreResult:
     """Each agent's scores for this rank's episodes: call the reward, combine its numbers, apply the processors.
@@ -71,7 +70,7 @@ def score(
     `weights`: by agent; default: the weights in `config` for all agents.
     """
     weights = dict.fromkeys(moments, config) if weights is None else weights
-    own = compute_raw_scores(reward, episodes, weights, list(moments), config, streamed)
+    own = compute_raw_scores(reward, episodes, weights, list(moments), config)
     return process_scores(own, episodes, config, moments, device=device, observe=observe)
 
 
@@ -81,13 +80,9 @@ def compute_raw_scores(
     weights: Weights,
     wanted: Sequence[str],
     config: RewardConfig,
-    streamed: StreamedRewards | None = None,
 ) -> RawScores:
-    """Call the reward for episodes of all agents in `weights`, and combine its numbers for the agents in `wanted`.
-
-    `streamed` returns the parts that were scored during collection.
-    """
-    rewards, failure = call_reward(reward, episodes, list(weights), config, streamed)
+    """Call the reward for episodes of all agents in `weights`, and combine its numbers for the agents in `wanted`."""
+    rewards, failure = call_reward(reward, episodes, list(weights), config)
     return combine_raw_scores(rewards, failure, episodes, weights, wanted, config)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from ippo_cli.config.errors import EngineError, IppoError
 from ippo_cli.engine import distributed
-from ippo_cli.rollout.collect import play_independently, start_states
+from ippo_cli.rollout.collect import PlaySetting, play_independently, start_states
 from ippo_cli.rollout.episode_file import StoredCollection
 from ippo_cli.rollout.generator import SamplingStream, StreamingGenerator
 from ippo_cli.tasks.conversation import PromptFormat
@@ -52,9 +52,8 @@ class BackgroundCollection:
         self._iterations: dict[str, dict[int, int]] = {agent: {} for agent in formats}
         generator.start_collection()
         self._label_weights(iteration)
-        work = partial(
-            play_independently, self._states, environments, formats, limits, generator, draws, self._poll, self._report
-        )
+        setting = PlaySetting(environments=environments, formats=formats, limits=limits, draws=draws, poll=self._poll)
+        work = partial(play_independently, self._states, setting, generator, self._report)
         self._thread = threading.Thread(target=self._run, args=(work,), name="episodes", daemon=True)
         self._thread.start()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -23,6 +24,17 @@ from ippo_cli.tasks.model_call import ModelCall
 from ippo_cli.types import Batch, Completion, Episode
 
 OnEpisodes = Callable[[list[int], list[Episode]], None]  # positions in the batch, and their episodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaySetting:
+    """What the episodes of a collection have in common."""
+
+    environments: EnvironmentPool
+    formats: Mapping[str, PromptFormat]
+    limits: Mapping[str, int]  # agent -> context length
+    draws: SamplingStream
+    poll: Callable[[], None] | None  # called while waiting for slow environments; may raise
 
 
 def collect(
@@ -49,6 +61,7 @@ def collect(
     because each of them steps as soon as its agents have acted.
     """
     limits = {agent: generator.context_limit(agent) for agent in formats}
+    setting = PlaySetting(environments=environments, formats=formats, limits=limits, draws=draws, poll=poll)
     states = start_states(batch, formats, limits)
     streaming = None if on_episodes is None else _EpisodeStream(on_episodes, environments)
     try:
@@ -56,10 +69,10 @@ def collect(
         if isinstance(generator, StreamingGenerator):
             report = partial(generator.report_progress, join_names(list(formats)))
             with distributed.synchronize_errors():
-                play_independently(states, environments, formats, limits, generator, draws, poll, report, streaming)
+                play_independently(states, setting, generator, report, streaming)
         else:
             for wave in _split_into_waves(states, environments.max_environments):
-                _play_in_turns(wave, environments, formats, limits, generator, draws, poll, streaming)
+                _play_in_turns(wave, setting, generator, streaming)
                 for state in wave:
                     state.release(environments)
     finally:
@@ -84,22 +97,16 @@ def _split_into_waves(states: Sequence[EpisodeState], size: int | None) -> list[
 
 
 def _play_in_turns(
-    states: Sequence[EpisodeState],
-    environments: EnvironmentPool,
-    formats: Mapping[str, PromptFormat],
-    limits: Mapping[str, int],
-    generator: Generator,
-    draws: SamplingStream,
-    poll: Callable[[], None] | None,
-    streaming: _EpisodeStream | None,
+    states: Sequence[EpisodeState], setting: PlaySetting, generator: Generator, streaming: _EpisodeStream | None
 ) -> None:
     """Repeat: every agent's pending requests in one batch, then one step of every environment. Collective."""
+    environments, formats, draws = setting.environments, setting.formats, setting.draws
     early = streaming if environments.workers == 1 else None  # a slow environment would block decoding
-    work = _EnvironmentSteps(environments, poll)
+    work = _EnvironmentSteps(environments, setting.poll)
     try:
         with distributed.synchronize_errors():
             work.run(states, lambda state: state.reset(environments, draws))
-            update_prompts(work.idle(states), formats, limits)
+            update_prompts(work.idle(states), formats, setting.limits)
         while distributed.any_rank(work.is_busy or any(state.is_waiting for state in states)):
             for agents in generator.batch_groups(formats):
                 pending = [(state, agent) for agent in agents for state in states if agent in state.pending_agents]
@@ -114,7 +121,7 @@ def _play_in_turns(
                 if streaming is not None and streaming.config_error is not None:
                     raise streaming.config_error
                 work.run([state for state in work.idle(states) if state.has_all_actions], EpisodeState.step)
-                update_prompts(work.idle(states), formats, limits)
+                update_prompts(work.idle(states), formats, setting.limits)
                 if streaming is not None:
                     streaming.emit_finished(work.idle(states))
     finally:
@@ -172,12 +179,8 @@ class _EnvironmentSteps:
 
 def play_independently(
     states: Sequence[EpisodeState],
-    environments: EnvironmentPool,
-    formats: Mapping[str, PromptFormat],
-    limits: Mapping[str, int],
+    setting: PlaySetting,
     generator: StreamingGenerator,
-    draws: SamplingStream,
-    poll: Callable[[], None] | None,
     report: Callable[[int, int], None],
     streaming: _EpisodeStream | None = None,
 ) -> None:
@@ -186,9 +189,9 @@ def play_independently(
     With a limited number of environments, an episode begins when another one ends.
 
     Environments with several workers step in threads while the generator decodes; with one worker they step here.
-    `report` receives the numbers of finished and of all episodes after each step of the generator, `poll` is called
-    while only environments are busy; both may raise.
+    `report` receives the numbers of finished and of all episodes after each step of the generator, and may raise.
     """
+    environments, draws = setting.environments, setting.draws
     in_flight: dict[int, tuple[EpisodeState, str]] = {}
     work = TaskThreads(environments.workers)
     waiting, finished = iter(states), 0
@@ -201,7 +204,7 @@ def play_independently(
             updated = work.take_finished(wait=not in_flight)
             if not in_flight:
                 environments.seconds += time.perf_counter() - began
-            update_prompts(updated, formats, limits)
+            update_prompts(updated, setting.formats, setting.limits)
             for state in updated:
                 for agent in state.pending_agents:
                     in_flight[generator.submit(state.request(agent), draws)] = state, agent
@@ -226,8 +229,8 @@ def play_independently(
                         with environments.measure_time():
                             work.submit(state, state.step)
                 report(finished, len(states))
-            elif poll is not None:
-                poll()
+            elif setting.poll is not None:
+                setting.poll()
     finally:
         work.close()
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
 from ippo_cli.engine import distributed
-from ippo_cli.rollout.branches import Branch, BranchEpisodes, BranchGenerator, State, branch_index, play_branches
-from ippo_cli.rollout.collect import collect
+from ippo_cli.rollout.branches import (
+    Branch,
+    BranchEpisodes,
+    BranchGenerator,
+    PlayEpisodes,
+    State,
+    branch_index,
+    play_branches,
+)
 from ippo_cli.rollout.generator import Generator, OnFinished, Request, SamplingStream
-from ippo_cli.tasks.conversation import PromptFormat
-from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.types import Completion, Episode, Turn
 
 
@@ -29,16 +34,13 @@ def state_key(episode: Episode, state: State) -> Hashable:
 
 
 def collect_continuations(
-    environments: EnvironmentPool,
-    formats: Mapping[str, PromptFormat],
+    play: PlayEpisodes,
+    generator: Generator,
     episodes: Sequence[Episode],
     states: Sequence[State],
     count: int,
-    generator: Generator,
-    draws: SamplingStream,
     *,
     keeps_other_actions: bool = False,
-    poll: Callable[[], None] | None = None,
 ) -> BranchEpisodes:
     """Play `count` episodes from each state: the current policies of all agents continue from there. Collective.
 
@@ -46,13 +48,13 @@ def collect_continuations(
 
     The turns of earlier steps, and the tokens of the turn before the state, are those of the episode. Other agents that
     act in the same step act again, because their actions are not part of the state; with `keeps_other_actions` their
-    actions are those of the episode. `draws` is the stream of `episodes`, so that environments use the same random
+    actions are those of the episode. `play` uses the stream of `episodes`, so that environments use the same random
     numbers; tokens use other ones, a function of episode, state and number.
 
     The continuations of a state have one prompt, which is read once where the model can copy its cache.
     """
     return play_branches(
-        lambda batch, continuing: collect(environments, formats, batch, continuing, draws, poll=poll),
+        play,
         partial(ContinuationGenerator, generator, keeps_other_actions=keeps_other_actions),
         episodes,
         [(state, number) for state in states for number in range(count)],

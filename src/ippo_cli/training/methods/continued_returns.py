@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,31 +22,59 @@ from ippo_cli.training.targets import Algorithm
 from ippo_cli.types import Batch, Episode, Experience, Rollout
 
 
-def compute_returns(
-    config: Config,
-    algorithm: Algorithm,
-    agent: Agent,
-    reward: RewardFunction,
-    continuations: BranchEpisodes,
-    states: Sequence[State],
-    count: int,
-    *,
-    is_by_turn: bool,
-    device: torch.device,
-) -> Tensor:
-    """The returns from each state in its `count` continuations, `[n, count]` float64; NaN without a usable score.
-
-    It is what the targets of training sum: the processed score, penalties of truncation, the KL term of the reward, the
-    bootstrap value of truncated episodes, discounted by `gamma` per action. Collective.
+@dataclass(frozen=True, kw_only=True)
+class ReturnSource:
+    """Computes an agent's returns as the targets of training do: the processed score, penalties of truncation, the KL
+    term of the reward, the bootstrap value of truncated episodes, discounted by `gamma` per action.
     """
-    returns, valid, rollout = episode_returns(
-        config, algorithm, agent, reward, continuations.episodes, is_by_turn=is_by_turn, device=device
-    )
-    rows = [state for state in states for _ in range(count)]
-    columns = state_columns(rollout, rows, range(len(rows)))
-    reached = torch.tensor([not diverged for diverged in continuations.has_diverged], dtype=torch.bool, device=device)
-    found = returns[torch.arange(len(rows), device=device), columns].double()
-    return found.where(valid & reached, math.nan).view(len(states), count).cpu()
+
+    config: Config
+    algorithm: Algorithm
+    agent: Agent
+    reward: RewardFunction
+    is_by_turn: bool  # whether a turn is one action
+    device: torch.device
+
+    def compute_returns(self, continuations: BranchEpisodes, states: Sequence[State], count: int) -> Tensor:
+        """The returns from each state in its `count` continuations, `[n, count]` float64; NaN without a usable score.
+
+        Collective.
+        """
+        returns, valid, rollout = self.episode_returns(continuations.episodes)
+        rows = [state for state in states for _ in range(count)]
+        columns = state_columns(rollout, rows, range(len(rows)))
+        reached = torch.tensor(
+            [not diverged for diverged in continuations.has_diverged], dtype=torch.bool, device=self.device
+        )
+        found = returns[torch.arange(len(rows), device=self.device), columns].double()
+        return found.where(valid & reached, math.nan).view(len(states), count).cpu()
+
+    def episode_returns(self, episodes: Sequence[Episode]) -> tuple[Tensor, Tensor, Rollout]:
+        """The returns from each action `[B, R]`, the rows with a usable score `[B]`, and the rollout. Collective."""
+        config, device, name = self.config, self.device, self.agent.name
+        weights = reward_weights(config)
+        filtered = config.task.agents[name].rollout.has_filters
+        rollout = build_rollout(episodes, name, device=device, filtered=filtered)
+        raw = compute_raw_scores(self.reward, episodes, weights, [name], config.reward)
+        scored = process_scores(raw, episodes, config.reward, {name: ScoreMoments()}, device=device, observe=False)
+        if config.rollout.recompute_logprobs and config.algorithm.kl.reward.coef:
+            rollout = self.agent.recompute_logprobs(rollout)
+        view = self.agent.critic_view(episodes, rollout)
+        experience = Experience(
+            batch=Batch(
+                examples=[episode.example for episode in episodes],
+                index=torch.tensor([episode.index for episode in episodes], dtype=torch.long),
+            ),
+            episodes=list(episodes),
+            sampled={name: rollout},
+            rollouts={name: rollout},
+            scores=scored.scores,
+            greedy={},
+            views={} if view is None else {name: view},
+        )
+        returns_algorithm = use_reward_to_go(self.algorithm, Credit.turn if self.is_by_turn else Credit.token)
+        targets, _ = returns_algorithm.compute_targets({name: self.agent}, experience)
+        return targets[name].returns, targets[name].loss_mask.any(dim=1), rollout
 
 
 def estimate_means(returns: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,45 +86,6 @@ def estimate_means(returns: Tensor) -> tuple[Tensor, Tensor]:
     means = returns.nanmean(dim=1)
     squares = (returns - means[:, None]).square().nansum(dim=1)
     return means, squares / (counts - 1).clamp(min=1) / counts.clamp(min=1)
-
-
-def episode_returns(
-    config: Config,
-    algorithm: Algorithm,
-    agent: Agent,
-    reward: RewardFunction,
-    episodes: Sequence[Episode],
-    *,
-    is_by_turn: bool,
-    device: torch.device,
-) -> tuple[Tensor, Tensor, Rollout]:
-    """The returns of an agent from each of its actions `[B, R]`, the rows with a usable score `[B]`, and the rollout.
-
-    Collective.
-    """
-    name, weights = agent.name, reward_weights(config)
-    filtered = config.task.agents[name].rollout.has_filters
-    rollout = build_rollout(episodes, name, device=device, filtered=filtered)
-    raw = compute_raw_scores(reward, episodes, weights, [name], config.reward)
-    scored = process_scores(raw, episodes, config.reward, {name: ScoreMoments()}, device=device, observe=False)
-    if config.rollout.recompute_logprobs and config.algorithm.kl.reward.coef:
-        rollout = agent.recompute_logprobs(rollout)
-    view = agent.critic_view(episodes, rollout)
-    experience = Experience(
-        batch=Batch(
-            examples=[episode.example for episode in episodes],
-            index=torch.tensor([episode.index for episode in episodes], dtype=torch.long),
-        ),
-        episodes=list(episodes),
-        sampled={name: rollout},
-        rollouts={name: rollout},
-        scores=scored.scores,
-        greedy={},
-        views={} if view is None else {name: view},
-    )
-    returns_algorithm = use_reward_to_go(algorithm, Credit.turn if is_by_turn else Credit.token)
-    targets, _ = returns_algorithm.compute_targets({name: agent}, experience)
-    return targets[name].returns, targets[name].loss_mask.any(dim=1), rollout
 
 
 def state_columns(rollout: Rollout, states: Sequence[State], rows: Sequence[int]) -> Tensor:
