@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,6 @@ from ippo_cli.evaluation.credit_references import enumerate_credit, sample_credi
 from ippo_cli.evaluation.critic_references import References
 from ippo_cli.evaluation.critic_team import load_critic_team
 from ippo_cli.evaluation.evaluate_run import (
-    EvaluatedWeights,
     EvaluationTask,
     adapters_by_agent,
     find_weights,
@@ -101,7 +101,20 @@ def report_credit(
             for kind, by_agent in compute_credits(session, replays, settings)
             for name, values in by_agent.items()
         ]
-        target = _write(folder, weights, config, settings, overrides, rows, references, session.prompts)
+        record = {
+            **weights.metadata,
+            "overrides": list(overrides),
+            "credit": {
+                **{key: getattr(value, "value", value) for key, value in vars(settings).items()},
+                "prompts": len(set(session.prompts)),
+                "seed": config.evaluation.seed,
+                "tokens": {agent: found.num_tokens for agent, found in references.items()},
+            },
+            "agents": {agent: _agent_record([row for row in rows if row.agent == agent]) for agent in references},
+        }
+        identity = [*overrides, *(f"{key}={value}" for key, value in sorted(vars(settings).items()))]
+        target = folder / "evaluations" / f"credit-{result_file_name(weights.name, config.evaluation.seed, identity)}"
+        _write(target, record, rows, session.prompts)
         for line in table_lines(rows):
             console.print_line(line)
         console.print_line(f"written to {display_path(target)}")
@@ -200,42 +213,21 @@ def table_lines(rows: Sequence[CreditRow]) -> list[str]:
     ]
 
 
-def _write(
-    folder: Path,
-    weights: EvaluatedWeights,
-    config: Config,
-    settings: CreditReportSettings,
-    overrides: Sequence[str],
-    rows: Sequence[CreditRow],
-    references: dict[str, References],
-    prompts: Sequence[int],
-) -> Path:
-    record = {
-        **weights.metadata,
-        "overrides": list(overrides),
-        "credit": {
-            **{key: getattr(value, "value", value) for key, value in vars(settings).items()},
-            "prompts": len(set(prompts)),
-            "seed": config.evaluation.seed,
-            "tokens": {agent: found.num_tokens for agent, found in references.items()},
-        },
-        "agents": {
-            agent: {
-                row.kind: {
-                    "turns": len(row.turns),
-                    **{
-                        key: replace_non_finite({"value": one.value, "low": one.low, "high": one.high})
-                        for key, one in row.found.items()
-                    },
-                }
-                for row in rows
-                if row.agent == agent
-            }
-            for agent in references
-        },
+def _agent_record(rows: Sequence[CreditRow]) -> dict[str, Any]:
+    """The numbers of an agent by kind of credit."""
+    return {
+        row.kind: {
+            "turns": len(row.turns),
+            **{
+                key: replace_non_finite({"value": one.value, "low": one.low, "high": one.high})
+                for key, one in row.found.items()
+            },
+        }
+        for row in rows
     }
-    identity = [*overrides, *(f"{key}={value}" for key, value in sorted(vars(settings).items()))]
-    target = folder / "evaluations" / f"credit-{result_file_name(weights.name, config.evaluation.seed, identity)}"
+
+
+def _write(target: Path, record: Mapping[str, Any], rows: Sequence[CreditRow], prompts: Sequence[int]) -> None:
     lines = []
     for row in rows:
         numbers = (row.compared.values, row.compared.references, row.compared.noise.clamp(min=0).sqrt())
@@ -255,7 +247,6 @@ def _write(
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target.with_suffix(".turns.jsonl"), "".join(lines))
         write_atomically(target, json.dumps(mask_secrets(replace_non_finite(dict(record))), indent=1) + "\n")
-    return target
 
 
 def _format(value: float) -> str:

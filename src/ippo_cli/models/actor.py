@@ -139,10 +139,7 @@ class Policy(nn.Module):
                 chosen, reference, sequences, temperature=temperature, chunk_tokens=chunk_tokens
             )
             divergence = join(divergence)
-        routers = None
-        if with_router_loss:
-            logits = [layer.flatten(0, -2).index_select(0, sequences.action_states) for layer in output.router_logits]
-            routers = router_loss(logits, top_k=self.lm.config.get_text_config().num_experts_per_tok)
+        routers = self._router_loss(output.router_logits, sequences) if with_router_loss else None
         values = final_values = None
         if self.value_head is not None:
             read_by_head = hidden.detach() if head_alone else hidden
@@ -161,6 +158,11 @@ class Policy(nn.Module):
     def logits(self, states: Tensor) -> Tensor:
         """Logits `[n, V]` in the states `[n, H]`; use few at once, since a vocabulary is large."""
         return self._logits[0](states)
+
+    def _router_loss(self, router_logits: Sequence[Tensor], sequences: Sequences) -> Tensor:
+        """The router loss over the states before action tokens, a scalar; `router_logits`: by layer."""
+        logits = [layer.flatten(0, -2).index_select(0, sequences.action_states) for layer in router_logits]
+        return router_loss(logits, top_k=self.lm.config.get_text_config().num_experts_per_tok)
 
     def _reference_kl(
         self, chosen: Tensor, reference: Policy, sequences: Sequences, *, temperature: float, chunk_tokens: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ippo_cli.config.schema import (
     Config,
     DeepspeedConfig,
     ReferenceKind,
+    TinyActorConfig,
 )
 from ippo_cli.config.teams import agents_by_base, agents_by_critic, policy_by_agent
 from ippo_cli.models.actor import check_readable_tokens, load_actor_tokenizer, tokenizer_setting
@@ -73,81 +74,102 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
 
     `weights`: the initial weights by policy. Without it, tokenizers of local models are created here.
     """
-    tokenizers: dict[str, PreTrainedTokenizerBase] = {}
-    contexts: dict[str, int] = {}
-    shapes_of_agent: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
-    empty_models: dict[tuple[str, str | None, str], Any] = {}  # cache: agents often start from the same model
-    references: dict[str, ModelShape | None] = {}
-    served: dict[str, ServedPolicy] = {}
-    warnings: dict[str, str] = {}
-    starts: dict[str, tuple[str, str | None]] = {}  # source and revision of each actor's initial weights
+    read = _ModelReader(config, task)
     holder_of = policy_by_agent(config)
     for base, names in agents_by_base(config).items():
         actor = config.task.agents[names[0]].actor
-        source, revision = str(actor.model if weights is None else weights[holder_of[names[0]]]), actor.revision
-        if actor.is_served:  # it shares its model with no other agent of the run
-            (name,) = names
-            served[name] = load_served_policy(name, actor, source, revision)
-            tokenizers[name] = served[name].tokenizer
-            contexts[name] = context_limit(served[name].model_config, config.rollout)
-            continue
-        if weights is None and actor.is_created_here:
-            source = f"{base}'s own"
-            lessons = warm_start_lessons(names, config, task, ALPHABET_EXAMPLES)
-            check_has_lessons(names[0], actor, lessons)
-            tokenizer = make_lesson_tokenizer(
-                actor.alphabet, alphabet_lessons(names, lessons, config, task, ALPHABET_EXAMPLES)
-            )
-            empty_models[source, revision, str({})] = empty_model(tiny_config(actor, len(tokenizer)))
+        if weights is not None:
+            read.read_base(base, names, str(weights[holder_of[names[0]]]))
+        elif actor.is_created_here:
+            read.create_base(base, names, actor)
         else:
-            tokenizer = load_actor_tokenizer(actor, source, revision)
-        lm = _get_empty_model(empty_models, source, revision, actor)
-        check_readable_tokens(tokenizer, lm, tokenizer_setting(actor, source))
-        deepspeed = config.deepspeed
-        for name in names:
-            agent = config.task.agents[name]
-            if not agent.frozen:
-                model = f"{base}'s actor" if actor.model is None else f"actor.model={actor.model}"
-                check_model_parallel(lm, deepspeed, model)
-                if (warning := check_router_loss(lm, config.algorithm, deepspeed, model)) is not None:
-                    warnings["router_loss"] = warning
-            tokenizers[name], contexts[name] = tokenizer, context_limit(lm.config, config.rollout)
-            starts[name] = source, revision
-            shapes_of_agent[name] = (
-                _actor_shape(agent, lm, source),
-                _critic_shape(agent, empty_models, source, revision, deepspeed),
-                source,
-            )
-            references[name] = _reference_shape(agent, empty_models, lm, source, deepspeed)
-    tokenizers = {name: tokenizers[name] for name in config.task.agents}
-    contexts = {name: contexts[name] for name in config.task.agents}
+            read.read_base(base, names, str(actor.model))
+    tokenizers = {name: read.tokenizers[name] for name in config.task.agents}
+    contexts = {name: read.contexts[name] for name in config.task.agents}
     for plan in method_plans(config):
         plan.check_tokenizers(tokenizers)
     lengths = episode_lengths(config, task, prompt_formats(config.task, config.rollout, tokenizers), contexts)
-    layouts = build_critic_layouts(config, tokenizers, contexts, _critic_contexts(config, empty_models, starts))
+    layouts = build_critic_layouts(
+        config, tokenizers, contexts, _critic_contexts(config, read.empty_models, read.starts)
+    )
     critic_row = max_critic_tokens(lengths) if layouts else None
     shapes = {}
-    for name in (name for name in config.task.agents if name not in served):
-        actor, critic, source = shapes_of_agent[name]
-        pinned = f"{source}@{config.task.agents[name].actor.revision}"
+    for name in (name for name in config.task.agents if name not in read.served):
+        actor, critic = read.shapes[name]
         shapes[name] = AgentShapes(
             actor=actor,
             critic=critic,
             length=lengths[name],
-            weights_source=pinned,
-            reference=references[name],
+            weights_source=f"{read.starts[name][0]}@{config.task.agents[name].actor.revision}",
+            reference=read.references[name],
             critic_row_tokens=critic_row,
         )
     return ModelSpecs(
         tokenizers=tokenizers,
         context_limits=contexts,
         lengths=lengths,
-        served=served,
+        served=read.served,
         shapes=shapes,
         layouts=layouts,
         reward_models=frozen_reward_models(config),
-        warnings=warnings,
+        warnings=read.warnings,
     )
+
+
+@dataclass(slots=True)
+class _ModelReader:
+    """The tokenizers and shapes that were read so far, by agent."""
+
+    config: Config
+    task: Task
+    tokenizers: dict[str, PreTrainedTokenizerBase] = field(default_factory=dict)
+    contexts: dict[str, int] = field(default_factory=dict)
+    shapes: dict[str, tuple[ModelShape, ModelShape | None]] = field(default_factory=dict)  # of actor and critic
+    references: dict[str, ModelShape | None] = field(default_factory=dict)
+    served: dict[str, ServedPolicy] = field(default_factory=dict)
+    starts: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # source, revision of the initial weights
+    warnings: dict[str, str] = field(default_factory=dict)  # by rule
+    # Cache by source, revision and settings: agents often start from the same model.
+    empty_models: dict[tuple[str, str | None, str], Any] = field(default_factory=dict)
+
+    def create_base(self, base: str, names: Sequence[str], actor: TinyActorConfig) -> None:
+        """Create the tokenizer of a local model from examples, and its model without weights."""
+        lessons = warm_start_lessons(names, self.config, self.task, ALPHABET_EXAMPLES)
+        check_has_lessons(names[0], actor, lessons)
+        alphabet = alphabet_lessons(names, lessons, self.config, self.task, ALPHABET_EXAMPLES)
+        tokenizer = make_lesson_tokenizer(actor.alphabet, alphabet)
+        source = f"{base}'s own"
+        self.empty_models[source, actor.revision, str({})] = empty_model(tiny_config(actor, len(tokenizer)))
+        self._read_agents(base, names, source, tokenizer)
+
+    def read_base(self, base: str, names: Sequence[str], source: str) -> None:
+        """Read the tokenizer and the shapes of agents that share a base."""
+        actor = self.config.task.agents[names[0]].actor
+        if actor.is_served:  # it shares its model with no other agent of the run
+            (name,) = names
+            self.served[name] = load_served_policy(name, actor, source, actor.revision)
+            self.tokenizers[name] = self.served[name].tokenizer
+            self.contexts[name] = context_limit(self.served[name].model_config, self.config.rollout)
+            return
+        self._read_agents(base, names, source, load_actor_tokenizer(actor, source, actor.revision))
+
+    def _read_agents(self, base: str, names: Sequence[str], source: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        agents, deepspeed = self.config.task.agents, self.config.deepspeed
+        actor = agents[names[0]].actor
+        lm = _get_empty_model(self.empty_models, source, actor.revision, actor)
+        check_readable_tokens(tokenizer, lm, tokenizer_setting(actor, source))
+        for name in names:
+            agent = agents[name]
+            if not agent.frozen:
+                model = f"{base}'s actor" if actor.model is None else f"actor.model={actor.model}"
+                check_model_parallel(lm, deepspeed, model)
+                if (warning := check_router_loss(lm, self.config.algorithm, deepspeed, model)) is not None:
+                    self.warnings["router_loss"] = warning
+            self.tokenizers[name], self.contexts[name] = tokenizer, context_limit(lm.config, self.config.rollout)
+            self.starts[name] = source, actor.revision
+            critic = _critic_shape(agent, self.empty_models, source, actor.revision, deepspeed)
+            self.shapes[name] = _actor_shape(agent, lm, source), critic
+            self.references[name] = _reference_shape(agent, self.empty_models, lm, source, deepspeed)
 
 
 def update_lengths(config: Config, task: Task, specs: ModelSpecs) -> ModelSpecs:

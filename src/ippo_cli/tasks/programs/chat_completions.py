@@ -108,17 +108,8 @@ def parse_chat_request(body: Any, agents: Collection[str]) -> ChatRequest:
         raise RequestError("top_logprobs must be 0: only the log-probabilities of sampled tokens are known")
     if body.get("functions"):
         raise RequestError("functions is not supported: use tools")
-    for key in ("response_format", "stream_options", "chat_template_kwargs"):
-        if not isinstance(body.get(key), Mapping | None):
-            raise RequestError(f"{key} must be an object")
-    options: Mapping[str, Any] = body.get("stream_options") or {}
-    for name, value in [(key, body.get(key)) for key in SWITCHES] + [("include_usage", options.get("include_usage"))]:
-        if not isinstance(value, bool | None):
-            raise RequestError(f"{name} must be true or false")
-    limits = [body[name] for name in TOKEN_LIMITS if body.get(name) is not None]
-    if not all(_is_integer(limit) and limit > 0 for limit in limits):
-        raise RequestError("max_tokens must be a positive integer")
-    seed = body.get("seed")
+    options = _parse_options(body)
+    limits, seed = _parse_limits(body), body.get("seed")
     if seed is not None and not _is_integer(seed):
         raise RequestError("seed must be an integer")
     template_args = body.get("chat_template_kwargs")
@@ -152,6 +143,26 @@ def parse_chat_request(body: Any, agents: Collection[str]) -> ChatRequest:
         wants_logprobs=body.get("logprobs") is True,
         wants_token_ids=body.get("return_token_ids") is True,
     )
+
+
+def _parse_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options of a stream. Raises `RequestError` for objects and switches of another type."""
+    for key in ("response_format", "stream_options", "chat_template_kwargs"):
+        if not isinstance(body.get(key), Mapping | None):
+            raise RequestError(f"{key} must be an object")
+    options: Mapping[str, Any] = body.get("stream_options") or {}
+    for name, value in [(key, body.get(key)) for key in SWITCHES] + [("include_usage", options.get("include_usage"))]:
+        if not isinstance(value, bool | None):
+            raise RequestError(f"{name} must be true or false")
+    return options
+
+
+def _parse_limits(body: Mapping[str, Any]) -> list[int]:
+    """The limits of the response's tokens. Raises `RequestError`."""
+    limits = [body[name] for name in TOKEN_LIMITS if body.get(name) is not None]
+    if not all(_is_integer(limit) and limit > 0 for limit in limits):
+        raise RequestError("max_tokens must be a positive integer")
+    return limits
 
 
 def find_ignored_settings(body: Mapping[str, Any], max_new_tokens: int | None = None) -> dict[str, Any]:
