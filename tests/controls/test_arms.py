@@ -13,9 +13,8 @@ from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.configured import load_training_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ConversationConfig
-from ippo_cli.controls.arms import ControlPlan, build_plan
+from ippo_cli.controls.arms import ControlPlan, build_plan, overrides_without_messages
 from ippo_cli.controls.compare_arms import comparison_folder, named_comparison, run_comparison, split_settings
-from ippo_cli.controls.messages import overrides_without_messages
 from ippo_cli.controls.settings import ControlsConfig, parse_settings
 from ippo_cli.sweeps.folder import JobRow
 

@@ -12,9 +12,9 @@ import pytest
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.controls.arms import ControlPlan
 from ippo_cli.controls.assess import assess_arms, estimate_more, minimum_seeds
+from ippo_cli.controls.compare_arms import ControlSearch
 from ippo_cli.controls.report import check_same_comparison, format_terminal, write_report
 from ippo_cli.controls.runs import Runs, read_runs
-from ippo_cli.controls.search import ControlSearch
 from ippo_cli.controls.settings import Differences
 from ippo_cli.sweeps.folder import JobRow, set_state
 

@@ -15,8 +15,8 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
 from ippo_cli.models.shape import empty_model
 from ippo_cli.planning.memory import count_groups
+from ippo_cli.planning.model_checks import check_model_parallel
 from ippo_cli.planning.model_memory import MemoryEstimate
-from ippo_cli.planning.parallelism import check_model_parallel
 from ippo_cli.planning.prepare import Purpose, load_task_and_reward, prepare
 
 

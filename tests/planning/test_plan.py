@@ -24,8 +24,7 @@ from ippo_cli.planning.memory import GIB
 from ippo_cli.planning.model_memory import MemoryEstimate
 from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
 from ippo_cli.planning.plan import show_memory, show_plan
-from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
-from ippo_cli.planning.prompts import prompt_warnings
+from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare, prompt_warnings
 from ippo_cli.planning.resources import (
     estimate_run_memory,
     memory_error,

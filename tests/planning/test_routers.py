@@ -10,7 +10,7 @@ from architectures import tiny_config
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.models.shape import empty_model
-from ippo_cli.planning.routers import check_router_loss
+from ippo_cli.planning.model_checks import check_router_loss
 
 
 def check(family: str, *overrides: str, **settings: Any) -> str | None:

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from ippo_cli.report import bundle
-from ippo_cli.report.bundle import ASSETS, application_script, style_sheet, vendor_scripts
+from ippo_cli.report import page
+from ippo_cli.report.page import ASSETS, application_script, style_sheet, vendor_scripts
 
 MODULES = sorted((ASSETS / "app").glob("*.js"))
 TOP_LEVEL = re.compile(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", re.MULTILINE)
@@ -21,7 +21,7 @@ def test_all_modules_are_joined_after_what_they_import() -> None:
     assert order[-1] == "main.js"
     assert not re.search(r"^(import|export) ", script, re.MULTILINE)
     for file in MODULES:
-        for found in bundle.IMPORT.finditer(file.read_text()):
+        for found in page.IMPORT.finditer(file.read_text()):
             assert order.index(found["file"]) < order.index(file.name)
 
 
@@ -32,7 +32,7 @@ def test_names_at_the_top_level_differ() -> None:
 
 def test_imported_names_are_exported() -> None:
     for file in MODULES:
-        for found in bundle.IMPORT.finditer(file.read_text()):
+        for found in page.IMPORT.finditer(file.read_text()):
             names = re.findall(r"\w+", found[0].split("{")[1].split("}")[0])
             source = (ASSETS / "app" / found["file"]).read_text()
             absent = [
@@ -45,9 +45,9 @@ def test_imported_names_are_exported() -> None:
 
 def test_modules_that_import_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"a.js": 'import { b } from "./b.js";\n', "b.js": 'import { a } from "./a.js";\n'}
-    monkeypatch.setattr(bundle, "_read_module", texts.__getitem__)
+    monkeypatch.setattr(page, "_read_module", texts.__getitem__)
     with pytest.raises(ValueError, match=r"import each other: a\.js -> b\.js -> a\.js"):
-        bundle._visit("a.js", [], ())
+        page._visit("a.js", [], ())
 
 
 def test_model_text_is_never_parsed_as_markup() -> None:

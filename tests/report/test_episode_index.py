@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ippo_cli.report.episode_index import EpisodeIndex
+from ippo_cli.report.samples import EpisodeIndex
 
 
 def make_episode(scores: dict[str, float | None], observation: str = "2+2=", **more: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 
-from ippo_cli.report.metric_columns import MetricColumns, encode_metrics, points_per_curve, reduce_curve
+from ippo_cli.report.payload import MetricColumns, encode_metrics, points_per_curve, reduce_curve
 
 
 def decode(columns: MetricColumns) -> dict[str, tuple[list[int], list[float]]]:

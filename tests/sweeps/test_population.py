@@ -12,8 +12,7 @@ import pytest
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import PopulationSweepConfig, SweepKind
 from ippo_cli.sweeps.folder import JobRow
-from ippo_cli.sweeps.lineage import copy_parent_run
-from ippo_cli.sweeps.population import PopulationSearch, mutate_values, tournament_winner
+from ippo_cli.sweeps.population import PopulationSearch, copy_parent_run, mutate_values, tournament_winner
 from ippo_cli.sweeps.space import Dimension
 
 CONFIG = PopulationSweepConfig(

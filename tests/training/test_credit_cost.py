@@ -12,7 +12,7 @@ from small import small_config
 
 from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.config.schema import Config
-from ippo_cli.training.methods.credit_cost import alternatives_cost
+from ippo_cli.training.methods.credit import alternatives_cost
 
 TOOLS = Path(__file__).parents[1] / "tasks" / "tools" / "my_tools.py"
 TEMPLATES = [f"task.agents.{name}.template='{{letters}}{{heard}}'" for name in ("low", "high")]

@@ -23,8 +23,7 @@ from small import (
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.schema import RoleBalance
-from ippo_cli.training.methods.role_balance import WEIGHT_LIMIT, Balance, RoleState
-from ippo_cli.training.methods.role_gradients import product_metrics, split_roles
+from ippo_cli.training.methods.role_gradients import WEIGHT_LIMIT, Balance, RoleState, product_metrics, split_roles
 from ippo_cli.training.minibatches import iterate_steps
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import StepContext

@@ -11,9 +11,8 @@ from synthetic import write_run
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import Preempted, RewardError
-from ippo_cli.training import run_report
-from ippo_cli.training.process import run_training
-from ippo_cli.training.run_report import write_run_report
+from ippo_cli.training import process
+from ippo_cli.training.process import run_training, write_run_report
 
 ON = ("tracker.report=true", "tracker.samples_every=1", "num_iterations=2")
 
@@ -64,7 +63,7 @@ def test_failure_of_the_report_is_one_warning(tmp_path: Path, capsys: pytest.Cap
 def test_urgent_end_writes_no_large_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = replace(load_config().tracker, report=True)
     folder = write_run(tmp_path / "run", iterations=2, files=1, episodes_per_file=1)
-    monkeypatch.setattr(run_report, "QUICK_BYTES", 1000)
+    monkeypatch.setattr(process, "QUICK_BYTES", 1000)
     write_run_report(folder, tracker, is_urgent=True)
     assert not (folder / "report.html").exists()
     write_run_report(folder, tracker)

@@ -12,7 +12,7 @@ from small import final_weights, new_run, rows, train
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ResumeError
 from ippo_cli.evaluation.evaluate_run import find_weights
-from ippo_cli.sweeps.lineage import copy_parent_run
+from ippo_cli.sweeps.population import copy_parent_run
 from ippo_cli.training.algorithm_state import AlgorithmState
 from ippo_cli.training.process import run_training
 from ippo_cli.training.targets import Algorithm

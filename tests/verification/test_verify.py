@@ -17,10 +17,9 @@ from ippo_cli.runs.history import HISTORY, hash_file
 from ippo_cli.training.process import run_training
 from ippo_cli.verification.certificate import Verification, format_verification, write_certificate
 from ippo_cli.verification.comparison import compare
-from ippo_cli.verification.execution import split_segments
 from ippo_cli.verification.recorded import RecordedRun
 from ippo_cli.verification.selection import Execution, describe_bases, draw_iterations, find_bases, plan_executions
-from ippo_cli.verification.verify import Selection, verify_run
+from ippo_cli.verification.verify import Selection, split_segments, verify_run
 
 FINAL = "checkpoints/step_00000003"
 MOMENTS = (

@@ -7,7 +7,7 @@ from tiny_engine import build_settings
 
 from ippo_cli.config.errors import ConfigError, EngineError
 from ippo_cli.config.vllm import device_slots
-from ippo_cli.rollout.vllm.server_groups import assign_slot, find_group, this_machine, visible_devices
+from ippo_cli.rollout.vllm.shared_server import assign_slot, find_group, this_machine, visible_devices
 
 
 @pytest.mark.parametrize(

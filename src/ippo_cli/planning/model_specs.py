@@ -45,8 +45,7 @@ from ippo_cli.planning.agent_shapes import AgentShapes, bytes_per_weight
 from ippo_cli.planning.episode_length import EpisodeLength, episode_lengths, max_critic_tokens
 from ippo_cli.planning.memory import FrozenModel
 from ippo_cli.planning.method_plan import method_plans
-from ippo_cli.planning.parallelism import check_model_parallel
-from ippo_cli.planning.routers import check_router_loss
+from ippo_cli.planning.model_checks import check_model_parallel, check_router_loss
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.rollout.served_policy import ServedPolicy, load_served_policy
 from ippo_cli.tasks.conversation import prompt_formats

@@ -1,4 +1,4 @@
-"""Runs one training process (rank): setup, training, failure and shutdown."""
+"""Runs one training process (rank): setup, training, failure, shutdown and the report of the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError
 from ippo_cli.config.model_args import check_quantization_package
-from ippo_cli.config.schema import Config, Mode
+from ippo_cli.config.schema import Config, Mode, TrackerConfig
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.engine import distributed
 from ippo_cli.engine.launchers import cores_per_rank
@@ -25,7 +25,7 @@ from ippo_cli.reporting.console import Console
 from ippo_cli.reporting.run_log import RunLog, RunState, read_previous_state
 from ippo_cli.reporting.trackers.build import plain_settings
 from ippo_cli.runs.faults import arm_faults
-from ippo_cli.runs.folder import lock_folder, reserve_folder, wait_for_folder
+from ippo_cli.runs.folder import lock_folder, print_warning, reserve_folder, wait_for_folder
 from ippo_cli.runs.garbage_collection import restore_gc
 from ippo_cli.runs.random_streams import seed_generators
 from ippo_cli.runs.signals import PreemptionHandler
@@ -33,7 +33,6 @@ from ippo_cli.runs.watchdog import Watchdog
 from ippo_cli.training.build_trainer import RunContext, build_trainer
 from ippo_cli.training.failure import error_file, handle_failure
 from ippo_cli.training.methods.opponents import sort_ratings
-from ippo_cli.training.run_report import write_run_report
 from ippo_cli.training.trainer import Trainer
 
 
@@ -186,3 +185,29 @@ def prepare_process(config: Config, *, ranks_per_group: int = 1) -> torch.device
     set_verbosity_error()  # our loading code checks the weights itself
     seed_generators(config.seed)
     return device
+
+
+QUICK_BYTES = 16e6  # of samples and metrics; a run that has to end soon writes no report of more
+
+
+def write_run_report(folder: Path, tracker: TrackerConfig, *, is_urgent: bool = False) -> None:
+    """Write `report.html` on rank 0 if `tracker.report` is set.
+
+    `is_urgent`: the run was preempted or failed, and its process may soon be killed.
+    """
+    if not (tracker.report and distributed.is_main()):
+        return
+    try:
+        if is_urgent and _input_bytes(folder) > QUICK_BYTES:
+            return
+        from ippo_cli.report.write import REPORT_NAME, write_report
+        from ippo_cli.runs.records import RunRecord
+
+        write_report([RunRecord(folder)], folder / REPORT_NAME)
+    except Exception as error:
+        print_warning(f"report.html is not written ({error}); ippo-report {folder} writes it")
+
+
+def _input_bytes(folder: Path) -> int:
+    files = [folder / "metrics.jsonl", *(folder / "samples").glob("*.jsonl")]
+    return sum(file.stat().st_size for file in files if file.is_file())

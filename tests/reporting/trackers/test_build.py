@@ -14,7 +14,7 @@ from ippo_cli.planning.trial import check_trainable
 from ippo_cli.reporting.run_log import RunLog, RunState
 from ippo_cli.reporting.trackers.build import check_tracker_usable, plain_settings
 from ippo_cli.runs.folder import TRACKER_ID
-from ippo_cli.sweeps.lineage import copy_parent_run
+from ippo_cli.sweeps.population import copy_parent_run
 
 
 @pytest.mark.parametrize("kind", ["wandb", "mlflow", "trackio"])

@@ -13,8 +13,7 @@ from tensorboard.plugin_util import markdown_to_safe_html
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.util import tensor_util
 
-from ippo_cli.reporting.trackers.chart_layout import chart_layout
-from ippo_cli.reporting.trackers.tensorboard_files import TensorBoardTracker
+from ippo_cli.reporting.trackers.tensorboard_files import TensorBoardTracker, chart_layout
 
 TURN = {"agent": "low", "step": 0, "observation": "cab", "response": "abc", "cut": False, "score": 1.0}
 NASTY = "<script>alert(1)</script> | a_b_ *c* `d` [e](http://f) ![g](h) \\| # i\n- \x1b[31m é 中"

@@ -22,7 +22,7 @@ from ippo_cli.config.schema import (
     ReasoningGymConfig,
     UserEnvironmentConfig,
 )
-from ippo_cli.tasks.environments.checks import check_environment
+from ippo_cli.tasks.environments.build import check_environment
 
 pytestmark = pytest.mark.needs_no_package
 ROOT = Path(__file__).parents[3]
@@ -90,16 +90,16 @@ def test_several_agents_are_rejected_for_single_agent_tasks(config: EnvironmentT
 def test_missing_package_error_names_the_extra() -> None:
     code = """
 import sys
-from ippo_cli.tasks.environments import checks
+from ippo_cli.tasks.environments import build
 from ippo_cli.tasks.environments.build import make_environment_factory
 from making import gymnasium, openenv, pettingzoo, reasoning_gym
 
-found = checks.find_spec
+found = build.find_spec
 worlds = [
     gymnasium("FrozenLake-v1"), pettingzoo("classic/tictactoe_v3"), reasoning_gym("chain_sum"), openenv("http://x")
 ]
 for package, config in zip(("gymnasium", "pettingzoo", "reasoning_gym", "websockets"), worlds):
-    checks.find_spec = lambda name: None if name == package else found(name)
+    build.find_spec = lambda name: None if name == package else found(name)
     try:
         make_environment_factory(config)
     except Exception as error:

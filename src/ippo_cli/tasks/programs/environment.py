@@ -6,12 +6,14 @@ import math
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ippo_cli.config.schema import ProgramConfig
 from ippo_cli.engine import progress
 from ippo_cli.tasks.environment import Action, InvalidReturn, Step
+from ippo_cli.tasks.environments.examples import make_seed_examples
+from ippo_cli.tasks.jsonl import jsonl_examples
 from ippo_cli.tasks.programs.endpoint import Endpoint
 from ippo_cli.tasks.programs.gateway import Gateway
 from ippo_cli.tasks.programs.processes import MAX_OUTPUT_BYTES, Program, ProgramEnd, ProgramSpawner
@@ -225,3 +227,14 @@ def make_program_factory(config: ProgramConfig) -> Callable[[], ProgramEnvironme
         return ProgramEnvironment(host)
 
     return create
+
+
+NUM_TRAINING_SEEDS = 65536
+NUM_HELD_OUT_SEEDS = 256
+
+
+def program_examples(config: ProgramConfig, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
+    """Return training and held-out examples."""
+    if config.train is not None:
+        return jsonl_examples(config, seed)
+    return make_seed_examples(config.train_size or NUM_TRAINING_SEEDS, config.eval_size or NUM_HELD_OUT_SEEDS, seed)
