@@ -135,7 +135,7 @@ def tictactoe(which: str) -> float:
 
 def relay_bound() -> float:
     """Return the best fraction of correct letters if the second agent does not observe the first one's answer."""
-    from ippo_cli.tasks.relay import best_parallel_score
+    from ippo_cli.tasks.small_tasks import best_parallel_score
 
     second = best_parallel_score(load_config(list(PROOFS["relay"].common)).task)  # type: ignore[arg-type]
     return (1 + second) / 2

@@ -13,7 +13,7 @@ from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import GridConfig, LettersConfig
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.tasks.probes import grid_examples, letters_examples
+from ippo_cli.tasks.small_tasks import grid_examples, letters_examples
 from ippo_cli.tasks.task import load_task, make_examples
 from ippo_cli.tasks.templates import render_template
 

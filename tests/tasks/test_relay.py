@@ -9,7 +9,7 @@ import pytest
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import RelayConfig
-from ippo_cli.tasks.relay import best_parallel_score, relay_examples
+from ippo_cli.tasks.small_tasks import best_parallel_score, relay_examples
 
 
 def config(alphabet: str, train: int, held_out: int) -> RelayConfig:

@@ -10,7 +10,7 @@ from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import SignallingConfig
-from ippo_cli.tasks.signalling import signalling_examples
+from ippo_cli.tasks.small_tasks import signalling_examples
 
 
 def config(*overrides: str) -> SignallingConfig:

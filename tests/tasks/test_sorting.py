@@ -7,7 +7,7 @@ from no_curriculum import NO_CURRICULUM
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import SortingConfig
-from ippo_cli.tasks.sorting import sorting_examples
+from ippo_cli.tasks.small_tasks import sorting_examples
 
 
 def config(**changes: object) -> SortingConfig:

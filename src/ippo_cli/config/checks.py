@@ -18,7 +18,6 @@ from ippo_cli.config.critic_fitting import check_critic_mode
 from ippo_cli.config.critics import check_critics
 from ippo_cli.config.engines import check_engines, check_servers
 from ippo_cli.config.errors import Check, ConfigError, collect_errors, combine_errors
-from ippo_cli.config.evaluation_checks import check_patience, check_primary_metric
 from ippo_cli.config.faults import parse_fault
 from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
@@ -36,7 +35,7 @@ from ippo_cli.config.schema import (
     Zero3Gather,
 )
 from ippo_cli.config.served_agents import check_served_agents
-from ippo_cli.config.task_checks import check_task, check_turns
+from ippo_cli.config.task_checks import check_patience, check_primary_metric, check_task, check_turns
 from ippo_cli.config.teams import check_team
 from ippo_cli.config.time_limit import check_deadline
 from ippo_cli.config.tools import check_tools

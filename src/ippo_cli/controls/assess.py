@@ -12,8 +12,7 @@ import torch
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.controls.arms import OTHER_SEEDS, SINGLE_SAMPLES, SINGLE_TOKENS, TEAM, ControlPlan
-from ippo_cli.controls.cross_play import read_cross_play
-from ippo_cli.controls.runs import Runs
+from ippo_cli.controls.runs import Runs, read_cross_play
 from ippo_cli.controls.settings import Differences
 from ippo_cli.formulas.confidence_sequences import (
     confidence_sequence,

@@ -24,9 +24,8 @@ from ippo_cli.controls.assess import (
     run_name,
     token_iterations,
 )
-from ippo_cli.controls.cross_play import evaluate_cross_play, read_cross_play
 from ippo_cli.controls.report import JSON_FILE, PAGE_FILE, check_same_comparison, format_terminal, write_report
-from ippo_cli.controls.runs import Runs, read_runs, run_folder_name
+from ippo_cli.controls.runs import Runs, evaluate_cross_play, read_cross_play, read_runs, run_folder_name
 from ippo_cli.controls.settings import PREFIX, ControlsConfig, parse_settings
 from ippo_cli.runs.folder import display_path, print_warning
 from ippo_cli.runs.output import print_text

@@ -22,14 +22,18 @@ from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.evaluation.credit_kinds import compute_credits
 from ippo_cli.evaluation.credit_references import enumerate_credit, sample_credit
 from ippo_cli.evaluation.critic_references import References
-from ippo_cli.evaluation.critic_team import load_critic_team
 from ippo_cli.evaluation.evaluate_run import (
     EvaluationTask,
     adapters_by_agent,
     find_weights,
     result_file_name,
 )
-from ippo_cli.evaluation.report_session import ReportSession, build_report_generator, open_report_session
+from ippo_cli.evaluation.report_session import (
+    ReportSession,
+    build_report_generator,
+    load_critic_team,
+    open_report_session,
+)
 from ippo_cli.formulas.critic_quality import Estimate, ValuedStates, critic_quality
 from ippo_cli.reporting.console import Console
 from ippo_cli.rollout.branches import State

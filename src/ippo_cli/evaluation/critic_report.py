@@ -17,7 +17,6 @@ from ippo_cli.config.errors import ConfigError, PreflightError, convert_storage_
 from ippo_cli.config.schema import Config, Truncation
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.config.teams import policy_by_agent
-from ippo_cli.evaluation.critic_picture import NO_PICTURE, can_draw, draw_critics
 from ippo_cli.evaluation.critic_references import (
     References,
     enumerate_references,
@@ -30,6 +29,7 @@ from ippo_cli.evaluation.evaluate_run import (
     find_weights,
     result_file_name,
 )
+from ippo_cli.evaluation.pictures import NO_PICTURE, can_draw, draw_critics
 from ippo_cli.evaluation.report_session import ReportSession, open_report_session
 from ippo_cli.formulas.critic_quality import Estimate, ValuedStates, calibration_bins, critic_quality
 from ippo_cli.reporting.console import Console

@@ -30,7 +30,6 @@ from ippo_cli.evaluation.evaluate_run import (
     find_weights,
     open_evaluation_task,
 )
-from ippo_cli.evaluation.heat_map import NO_PICTURE, can_draw, draw_heat_maps
 from ippo_cli.evaluation.mixed_teams import (
     Origin,
     Pairing,
@@ -39,6 +38,7 @@ from ippo_cli.evaluation.mixed_teams import (
     score_metrics,
     score_pairings,
 )
+from ippo_cli.evaluation.pictures import NO_HEAT_MAP, can_draw, draw_heat_maps
 from ippo_cli.reporting.console import Console
 from ippo_cli.runs.folder import list_checkpoints, write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
@@ -95,7 +95,7 @@ def cross_play(
             for line in exam.exclusion_messages:
                 console.print_line(line)
             if not can_draw():
-                console.print_warnings([NO_PICTURE])
+                console.print_warnings([NO_HEAT_MAP])
             exam, found = score_pairings(exam, origins, pairings, device, console)
             tables = _build_tables(agents, len(origins), found, config.task.primary_metric)
             names = [origin.name for origin in origins]

@@ -1,8 +1,8 @@
-"""Alternatives to single turns: the episode with another sample of one turn, and the same random numbers elsewhere."""
+"""Replays of episodes with another sample of one turn, or with turns of another policy; all other numbers are equal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from ippo_cli.rollout.branches import (
     branch_index,
     play_branches,
 )
-from ippo_cli.rollout.generator import Generator, OnFinished, Request, SamplingStream
+from ippo_cli.rollout.generator import Generator, OnFinished, Request, SamplingStream, WrappedGenerator
 from ippo_cli.types import Completion, Episode, Turn
 
 ORIGINAL = 0
@@ -117,3 +117,59 @@ def _sample_key(request: Request) -> tuple[object, ...]:
         request.max_new_tokens,
         request.stop_strings,
     )
+
+
+class CounterfactualGenerator(WrappedGenerator):
+    """Generates with `substitute` for one agent, on a separate sampling stream, and with `generator` for the others.
+
+    A completion is a function of the weights, the prompt, and (seed, purpose, agent, index, turn). So turns of the
+    other agents with the same prompt as in `episodes` are reused, not generated again.
+    """
+
+    def __init__(self, generator: Generator, agent: str, substitute: Generator, episodes: Sequence[Episode]) -> None:
+        super().__init__(generator)
+        self._agent, self._substitute = agent, substitute
+        self._turns: dict[tuple[int, str], list[Turn]] = {}
+        for row, episode in enumerate(episodes):
+            for turn in episode.turns:
+                self._turns.setdefault((row, turn.agent), []).append(turn)
+
+    def start_collection(self) -> None:
+        self._generator.start_collection()
+        self._substitute.start_collection()
+
+    def finish_collection(self) -> None:
+        self._generator.finish_collection()
+        self._substitute.finish_collection()
+
+    def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
+        own, others = [], []
+        for agent in agents:
+            (own if agent == self._agent else others).append(agent)
+        return [*self._substitute.batch_groups(own), *self._generator.batch_groups(others)]
+
+    def generate(
+        self,
+        agents: Sequence[str],
+        requests: Sequence[Request],
+        draws: SamplingStream,
+        *,
+        on_finished: OnFinished | None = None,
+    ) -> list[Completion]:
+        """One completion for each request; `on_finished` does not receive reused ones."""
+        if self._agent in agents:
+            own = replace(draws, purpose=f"{draws.purpose}/initial")
+            return self._substitute.generate(agents, requests, own, on_finished=on_finished)
+        known = [self._find_completion(request) for request in requests]
+        unknown = [request for request, completion in zip(requests, known, strict=True) if completion is None]
+        if not distributed.any_rank(bool(unknown)):
+            return [completion for completion in known if completion is not None]
+        written = iter(self._generator.generate(agents, unknown, draws))
+        return [next(written) if completion is None else completion for completion in known]
+
+    def _find_completion(self, request: Request) -> Completion | None:
+        """The earlier completion of the same prompt, if any."""
+        turns = self._turns.get((request.episode, request.agent), [])
+        if request.turn < len(turns) and turns[request.turn].prompt == request.prompt:
+            return turns[request.turn].completion
+        return None

@@ -47,10 +47,10 @@ from ippo_cli.config.checks import check_config
 from ippo_cli.config.commands import last_value, parse_path
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, ResumeError, UnknownKey
 from ippo_cli.config.hardware import world_size
+from ippo_cli.config.packages import check_tracker_packages
 from ippo_cli.config.schema import Config, Mode, SweepKind
 from ippo_cli.config.sweeps import check_sweep, check_sweep_job
 from ippo_cli.config.text import format_count
-from ippo_cli.config.trackers import check_tracker_packages
 from ippo_cli.engine.launchers import external_world_size
 from ippo_cli.runs.folder import display_path, is_run_locked, lock_folder
 from ippo_cli.runs.output import ignore_closed_output, print_text

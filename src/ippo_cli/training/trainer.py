@@ -18,10 +18,9 @@ from ippo_cli.engine.host_memory import release_free_memory
 from ippo_cli.reporting.console import Console
 from ippo_cli.reporting.iteration_metrics import add_prefix, iteration_row, timing_metrics
 from ippo_cli.reporting.per_turn_metrics import logged_turn_counts, per_turn_metrics
-from ippo_cli.reporting.profile import profile_iteration
 from ippo_cli.reporting.run_log import RunLog
 from ippo_cli.reporting.staleness import staleness_metrics
-from ippo_cli.reporting.stopwatch import Stopwatch
+from ippo_cli.reporting.stopwatch import Stopwatch, profile_iteration
 from ippo_cli.reporting.tool_metrics import tool_metrics
 from ippo_cli.reporting.training_warnings import training_warnings
 from ippo_cli.rollout.generator import SamplingStream

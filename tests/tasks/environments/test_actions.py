@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ippo_cli.tasks.environments.actions import ActionTexts
+from ippo_cli.tasks.environments.spaces import ActionTexts
 
 WAYS = ActionTexts(4, names=("left", "down", "right", "up"))
 

@@ -12,8 +12,8 @@ from making import INVALID, act, pettingzoo, play, row
 from spoken import episode
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.tasks.environments.actions import ActionTexts
 from ippo_cli.tasks.environments.build import make_environment_factory
+from ippo_cli.tasks.environments.spaces import ActionTexts
 
 TICTACTOE, CONNECT, HANDS = "classic/tictactoe_v3", "classic/connect_four_v3", "classic/rps_v2"
 

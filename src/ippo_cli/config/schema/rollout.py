@@ -218,7 +218,7 @@ class OpenAIServerConfig(ServerConnectionConfig):
     model: InEval[list[str]]  # names of the models at their servers, one per model; empty: the first that each lists
 
 
-@option("rollout", "openai_server", generator="ippo_cli.rollout.openai_generator:build_openai_generator")
+@option("rollout", "openai_server", generator="ippo_cli.rollout.openai_server:build_openai_generator")
 @dataclass
 class OpenAIServerRolloutConfig(RolloutConfig):
     """Responses are sampled by servers with OpenAI's interface, which keep their weights: evaluation only."""

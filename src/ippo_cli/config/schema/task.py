@@ -147,7 +147,7 @@ class ConversationConfig(TaskConfig):
         return self.has_one_message_per_agent and all(agent.tools is None for agent in self.agents.values())
 
 
-@option("task", "sorting", examples="ippo_cli.tasks.sorting:sorting_examples")
+@option("task", "sorting", examples="ippo_cli.tasks.small_tasks:sorting_examples")
 @dataclass
 class SortingConfig(ConversationConfig):
     """Sort distinct letters; examples are generated from the seed."""
@@ -206,7 +206,7 @@ class JsonlConfig(DataConfig, ConversationConfig):
         return self.overlong is OverlongPrompts.drop
 
 
-@option("task", "probe_letters", examples="ippo_cli.tasks.probes:letters_examples")
+@option("task", "probe_letters", examples="ippo_cli.tasks.small_tasks:letters_examples")
 @dataclass
 class LettersConfig(ConversationConfig):
     """A probe: random strings of letters; the answer is constant, or depends on the last letter."""
@@ -217,7 +217,7 @@ class LettersConfig(ConversationConfig):
     eval_size: InEval[PositiveInt]  # number of held-out examples; none of them is a training example
 
 
-@option("task", "probe_grid", examples="ippo_cli.tasks.probes:grid_examples")
+@option("task", "probe_grid", examples="ippo_cli.tasks.small_tasks:grid_examples")
 @dataclass
 class GridConfig(ConversationConfig):
     """A probe: walk from a start to a goal on a square grid, one letter per step; `reward=grid` scores the walk."""
@@ -227,7 +227,7 @@ class GridConfig(ConversationConfig):
     eval_size: InEval[PositiveInt]  # number of held-out examples; none of them is a training example
 
 
-@option("task", "signalling", examples="ippo_cli.tasks.signalling:signalling_examples")
+@option("task", "signalling", examples="ippo_cli.tasks.small_tasks:signalling_examples")
 @dataclass
 class SignallingConfig(ConversationConfig):
     """One agent observes a signal, the other acts on its message; agents must learn the meaning of messages."""
@@ -253,7 +253,7 @@ class SignallingConfig(ConversationConfig):
                 yield Mistake(f"task.{key}={size}", f"is less than the {signals} signals", f"use at least {signals}")
 
 
-@option("task", "relay", examples="ippo_cli.tasks.relay:relay_examples")
+@option("task", "relay", examples="ippo_cli.tasks.small_tasks:relay_examples")
 @dataclass
 class RelayConfig(ConversationConfig):
     """The first agent writes the letter after its own; the second writes the later of that letter and its own."""

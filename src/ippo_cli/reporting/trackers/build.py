@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ippo_cli.config.packages import check_tracker_packages, remote_trackers
 from ippo_cli.config.schema import (
     Config,
     MlflowTrackerConfig,
@@ -20,7 +21,6 @@ from ippo_cli.config.schema import (
     WandbTrackerConfig,
 )
 from ippo_cli.config.secrets import mask_secrets
-from ippo_cli.config.trackers import check_tracker_packages, remote_trackers
 from ippo_cli.reporting.trackers.callback import CallbackTracker, load_callback
 from ippo_cli.reporting.trackers.remote import RemoteTracker
 from ippo_cli.reporting.trackers.tensorboard_files import TensorBoardTracker

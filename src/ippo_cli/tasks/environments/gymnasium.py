@@ -19,9 +19,8 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import GymnasiumConfig, ObservationForm
 from ippo_cli.tasks.environment import Action, Step
-from ippo_cli.tasks.environments.actions import ActionTexts
 from ippo_cli.tasks.environments.ids import check_registered, newer_version
-from ippo_cli.tasks.environments.spaces import format_numbers, unwritable_reason
+from ippo_cli.tasks.environments.spaces import ActionTexts, format_numbers, unwritable_reason
 from ippo_cli.types import Example
 
 gymnasium.logger.min_level = gymnasium.logger.ERROR  # its warnings are replaced by the checks of ids

@@ -19,10 +19,9 @@ from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWr
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import IllegalMove, ObservationForm, Opponent, PettingzooConfig
 from ippo_cli.tasks.environment import Action, Step
-from ippo_cli.tasks.environments.actions import ActionTexts
 from ippo_cli.tasks.environments.ids import check_registered
 from ippo_cli.tasks.environments.pettingzoo_games import KNOWN_GAMES, GameText
-from ippo_cli.tasks.environments.spaces import MASK, format_numbers, unwritable_reason
+from ippo_cli.tasks.environments.spaces import MASK, ActionTexts, format_numbers, unwritable_reason
 from ippo_cli.types import Example
 
 ALTERNATE = "alternate"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ippo_cli.tasks.environments.actions import ActionTexts
+from ippo_cli.tasks.environments.spaces import ActionTexts
 
 RPS_NAMES = ("rock", "paper", "scissors", "spock", "lizard")
 

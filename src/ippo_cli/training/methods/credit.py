@@ -19,9 +19,8 @@ from ippo_cli.rewards.alternative_turns import AlternativeEpisode, alternatives_
 from ippo_cli.rewards.baselines import CreditBaselines, TurnBaseline
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.counterfactual import blank_answers, gather_answers, other_episodes_baseline, recombined_baseline
-from ippo_cli.rollout.alternatives import ORIGINAL, collect_alternatives
+from ippo_cli.rollout.alternatives import ORIGINAL, CounterfactualGenerator, collect_alternatives
 from ippo_cli.rollout.branches import PlayEpisodes, State
-from ippo_cli.rollout.counterfactual_generator import CounterfactualGenerator
 from ippo_cli.rollout.generator import Generator
 from ippo_cli.rollout.noise import uniforms
 from ippo_cli.tasks.task import max_turns_by_agent
