@@ -14,8 +14,12 @@ from small import small_config, train
 from spoken import episode
 
 from ippo_cli.compose.arguments import normalize_arguments
-from ippo_cli.config.credit_reports import CreditReportSettings, check_credit_report, parse_credit_settings
-from ippo_cli.config.critic_reports import ValueReference
+from ippo_cli.config.critic_reports import (
+    CreditReportSettings,
+    ValueReference,
+    check_credit_report,
+    parse_credit_settings,
+)
 from ippo_cli.config.errors import ConfigError, split_errors
 from ippo_cli.evaluation import credit_kinds, credit_report
 from ippo_cli.evaluation.credit_report import report_credit

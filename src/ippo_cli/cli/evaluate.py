@@ -112,12 +112,12 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
 
 def _is_report(own: dict[str, str], report: str) -> bool:
     """Whether `critic=true`, say, is set. Raises `ConfigError` for keys that contradict it or require it."""
-    from ippo_cli.config import credit_reports, critic_reports
+    from ippo_cli.config.critic_reports import CREDIT_SETTING_KEYS, SETTING_KEYS
     from ippo_cli.config.errors import ConfigError
 
     setting_keys = {
-        "critic": critic_reports.SETTING_KEYS,
-        "credit": credit_reports.SETTING_KEYS,
+        "critic": SETTING_KEYS,
+        "credit": CREDIT_SETTING_KEYS,
         "attribution": ("attribution_baseline",),
     }
     wanted = parse_bool_key(own, report, False)
@@ -143,13 +143,18 @@ def _check_only_report(own: dict[str, str], report: str) -> None:
         raise ConfigError(f"run={own['run']}", f"contains several runs, and {report}=true reads one", "name one run")
 
 
+def _load_run(own: dict[str, str], overrides: list[str]) -> tuple[Path, Config]:
+    """The folder of the only run of `run=`, and its configuration with overrides."""
+    (name,) = parse_paths(own["run"])
+    folder = Path(name).absolute()
+    return folder, load_run_config(folder, name, overrides)
+
+
 def _report_critic(own: dict[str, str], overrides: list[str]) -> Path:
     from ippo_cli.config.critic_reports import check_critic_report, parse_report_settings
 
     settings = parse_report_settings(own)
-    (name,) = parse_paths(own["run"])
-    folder = Path(name).absolute()
-    config = load_run_config(folder, name, overrides)
+    folder, config = _load_run(own, overrides)
     check_critic_report(config, settings)
     _start_output()
     from ippo_cli.evaluation.critic_report import report_critic
@@ -160,9 +165,7 @@ def _report_critic(own: dict[str, str], overrides: list[str]) -> Path:
 def _attribute_gain(own: dict[str, str], overrides: list[str]) -> Path:
     from ippo_cli.config.errors import ConfigError
 
-    (name,) = parse_paths(own["run"])
-    folder = Path(name).absolute()
-    config = load_run_config(folder, name, overrides)
+    folder, config = _load_run(own, overrides)
     if len(config.task.agents) < 2:
         raise ConfigError("attribution=true", "needs at least two agents, and this task has one", "use compare=initial")
     _start_output()
@@ -173,12 +176,10 @@ def _attribute_gain(own: dict[str, str], overrides: list[str]) -> Path:
 
 
 def _report_credit(own: dict[str, str], overrides: list[str]) -> Path:
-    from ippo_cli.config.credit_reports import check_credit_report, parse_credit_settings
+    from ippo_cli.config.critic_reports import check_credit_report, parse_credit_settings
 
     settings = parse_credit_settings(own)
-    (name,) = parse_paths(own["run"])
-    folder = Path(name).absolute()
-    config = load_run_config(folder, name, overrides)
+    folder, config = _load_run(own, overrides)
     check_credit_report(config, settings)
     _start_output()
     from ippo_cli.evaluation.credit_report import report_credit
@@ -189,9 +190,8 @@ def _report_credit(own: dict[str, str], overrides: list[str]) -> Path:
 def _report_exploitability(own: dict[str, str], settings: ExploitabilitySettings, overrides: list[str]) -> Path:
     from ippo_cli.config.exploitability import check_exploitability
 
-    (name,) = parse_paths(own["run"])
-    folder, checkpoint = Path(name).absolute(), own.get("checkpoint", "latest")
-    config = load_run_config(folder, name, overrides)
+    folder, config = _load_run(own, overrides)
+    checkpoint = own.get("checkpoint", "latest")
     check_exploitability(config, settings)
     _start_output()
     if settings.is_exact:

@@ -1,4 +1,4 @@
-"""Settings and rules of `ippo-eval critic=true`, which compares a critic's values with reference values."""
+"""Settings and rules of `ippo-eval critic=true` and `credit=true`: comparisons with reference values and credit."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ippo_cli.config.errors import ConfigError, combine_errors
-from ippo_cli.config.rewards import buffer_dependent_scores
+from ippo_cli.config.rewards import buffer_dependent_scores, needs_whole_batch
 from ippo_cli.config.schema import (
     Config,
     ConversationConfig,
     Credit,
     CriticKind,
+    MixRewardConfig,
+    ProgramConfig,
     ServerActorConfig,
     TurnValue,
 )
@@ -43,20 +45,29 @@ MINIMA = {"critic_states": 2, "critic_responses": 1, "critic_continuations": 2}
 
 def parse_report_settings(own: Mapping[str, str]) -> CriticReportSettings:
     """The settings of the command's keys. Raises `ConfigError`."""
-    reference = own.get("critic_reference", ValueReference.monte_carlo.value)
+    reference, numbers = _parse_settings(own, "critic_", MINIMA, suggested=16)
+    return CriticReportSettings(reference=reference, **numbers)
+
+
+def _parse_settings(
+    own: Mapping[str, str], prefix: str, minima: Mapping[str, int], suggested: int
+) -> tuple[ValueReference, dict[str, int]]:
+    """The reference and the numbers of a report, whose keys begin with `prefix`. Raises `ConfigError`."""
+    reference = own.get(f"{prefix}reference", ValueReference.monte_carlo.value)
     kinds = [kind.value for kind in ValueReference]
     if reference not in kinds:
-        raise ConfigError(f"critic_reference={reference}", "is unknown", f"use {' or '.join(kinds)}")
+        raise ConfigError(f"{prefix}reference={reference}", "is unknown", f"use {' or '.join(kinds)}")
     numbers: dict[str, int] = {}
-    for key, least in MINIMA.items():
+    for key, least in minima.items():
         if (text := own.get(key)) is None:
             continue
         if not text.isdecimal() or int(text) < least:
-            raise ConfigError(f"{key}={text}", f"is not an integer of at least {least}", f"use {key}={max(least, 16)}")
-        numbers[key.removeprefix("critic_")] = int(text)
+            remedy = f"use {key}={max(least, suggested)}"
+            raise ConfigError(f"{key}={text}", f"is not an integer of at least {least}", remedy)
+        numbers[key.removeprefix(prefix)] = int(text)
     if reference == ValueReference.exact.value:
         numbers.setdefault("continuations", DEFAULT_EXACT_EPISODES)
-    return CriticReportSettings(reference=ValueReference(reference), **numbers)
+    return ValueReference(reference), numbers
 
 
 def agents_with_values(config: Config) -> list[str]:
@@ -126,3 +137,53 @@ def check_enumerable(config: Config, key: str, remedy: str) -> Iterator[ConfigEr
                 f"computes probabilities of all responses, and the model of {name} is at a server",
                 remedy,
             )
+
+
+CREDIT_KEY = "credit=true"
+CREDIT_MINIMA = {"credit_prompts": 2, "credit_responses": 1, "credit_continuations": 2, "credit_alternatives": 1}
+CREDIT_SETTING_KEYS = ("credit_reference", *CREDIT_MINIMA)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreditReportSettings:
+    """What a report compares, and its cost."""
+
+    reference: ValueReference = ValueReference.monte_carlo
+    prompts: int = 16  # held-out rows
+    responses: int = 4  # episodes of each row: the other answers of the one-turn counterfactual
+    continuations: int = 16  # from before and after each turn; with exact references, episodes of each turn at most
+    alternatives: int = 2  # to each turn, of the counterfactual credit by turn
+
+
+def parse_credit_settings(own: Mapping[str, str]) -> CreditReportSettings:
+    """The settings of the command's keys. Raises `ConfigError`."""
+    reference, numbers = _parse_settings(own, "credit_", CREDIT_MINIMA, suggested=4)
+    return CreditReportSettings(reference=reference, **numbers)
+
+
+def check_credit_report(config: Config, settings: CreditReportSettings) -> None:
+    """Raise `ConfigError` with every reason why the credit of this run cannot be compared."""
+    if errors := [*_check_credit_scores(config), *_check_credit_exact(config, settings)]:
+        raise combine_errors(errors)
+
+
+def _check_credit_scores(config: Config) -> Iterator[ConfigError]:
+    reward = config.reward
+    if needs_whole_batch(reward) or (isinstance(reward, MixRewardConfig) and reward.normalize):
+        key = "normalize" if isinstance(reward, MixRewardConfig) and reward.normalize else "whole_batch"
+        yield ConfigError(
+            CREDIT_KEY,
+            f"scores additional episodes, and reward.{key}=true compares the responses of a buffer with each other",
+            "evaluate a run without it",
+        )
+
+
+def _check_credit_exact(config: Config, settings: CreditReportSettings) -> Iterator[ConfigError]:
+    """Probabilities of responses must be computable, and an episode must be a function of actions."""
+    if settings.reference is not ValueReference.exact:
+        return
+    key, task = "credit_reference=exact", config.task
+    remedy = "use credit_reference=monte_carlo"
+    if isinstance(task, ProgramConfig) or any(agent.tools is not None for agent in task.agents.values()):
+        yield ConfigError(key, "does not support programs and tools", remedy)
+    yield from check_enumerable(config, key, remedy)

@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ippo_cli.config.credit_reports import CreditReportSettings
-from ippo_cli.config.critic_reports import agents_with_values
+from ippo_cli.config.critic_reports import CreditReportSettings, agents_with_values
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config, CreditAssignment
 from ippo_cli.evaluation.credit_references import turn_returns

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ippo_cli.config.credit_reports import KEY, CreditReportSettings
-from ippo_cli.config.critic_reports import ValueReference
+from ippo_cli.config.critic_reports import CREDIT_KEY, CreditReportSettings, ValueReference
 from ippo_cli.config.errors import ConfigError, PreflightError, convert_storage_errors
 from ippo_cli.config.schema import Config
 from ippo_cli.config.secrets import mask_secrets
@@ -82,7 +81,7 @@ def report_credit(
     weights = find_weights(folder, checkpoint, policies, adapters_by_agent(config))
     initial_weights = find_weights(folder, INITIAL, policies, adapters_by_agent(config))
     session_of_run = open_report_session(
-        config, folder, weights, partial(_select_prompts, settings), setting=KEY, purpose="evaluation/credit"
+        config, folder, weights, partial(_select_prompts, settings), setting=CREDIT_KEY, purpose="evaluation/credit"
     )
     with session_of_run as (session, console), ExitStack() as resources:
         initial, _ = load_critic_team(_without_first_adapters(config), folder, initial_weights, session.device)
@@ -151,7 +150,7 @@ def _find_references(
     console: Console,
 ) -> References:
     if not turns:
-        raise PreflightError(f"{KEY}: {agent} has no turn in the {len(session.episodes)} sampled episodes")
+        raise PreflightError(f"{CREDIT_KEY}: {agent} has no turn in the {len(session.episodes)} sampled episodes")
     if settings.reference is ValueReference.monte_carlo:
         console.print_line(f"{agent}: {len(turns)} turns x 2 x {settings.continuations} continuations")
         return sample_credit(session, agent, turns, settings.continuations)
@@ -186,7 +185,9 @@ def _compare(
     known = torch.isfinite(references.means) & torch.isfinite(values)
     known_turns = [state for state, is_known in zip(turns, known.tolist(), strict=True) if is_known]
     if len(known_turns) < 2:
-        raise PreflightError(f"{KEY}: fewer than two turns of {agent} have a credit of kind {kind} and a reference")
+        raise PreflightError(
+            f"{CREDIT_KEY}: fewer than two turns of {agent} have a credit of kind {kind} and a reference"
+        )
     compared = ValuedStates(
         values=values[known],
         references=references.means[known],
