@@ -71,17 +71,6 @@ def test_completions_have_the_servers_tokens() -> None:
         body = next(body for body in bodies if body and body.get("seed") == 2)
         assert body["prompt"] == [12, 11, 12]
         assert (body["stop"], body["stop_token_ids"], body["top_k"]) == (["ab"], [1], -1)
-        assert engine.reports_sampled_distribution
-
-
-def test_log_probabilities_before_filters_are_recognized() -> None:
-    def change(path: str, found: Any) -> Any:
-        if path == "/v1/completions":
-            found["choices"][0]["logprobs"]["token_logprobs"] = [-2.0]
-        return found
-
-    with start(change) as (engine, _):
-        assert not engine.reports_sampled_distribution
 
 
 def test_key_is_sent_as_a_header(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,11 +35,6 @@ class Placement:
         """The ranks of a component, in ascending order."""
         return self.ranks[REWARD if component == REWARD else f"{agent}.{component}"]
 
-    @property
-    def is_uniform(self) -> bool:
-        """Whether every rank holds every component."""
-        return len(set(self.ranks.values())) == 1
-
 
 @dataclass(frozen=True, slots=True)
 class _Entry:

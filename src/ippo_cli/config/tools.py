@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -80,8 +80,3 @@ def _is_entry(entry: Any) -> bool:
     if isinstance(entry, tuple):
         return bool(entry)
     return isinstance(entry, str) and (entry.endswith(".py") or is_code_reference(entry))
-
-
-def python_references(tools: Any) -> Iterator[str]:
-    """The entries of `tools` that name Python code."""
-    yield from (entry for entry in tool_entries(tools) if isinstance(entry, str))

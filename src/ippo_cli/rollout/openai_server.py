@@ -5,7 +5,6 @@ vLLM's server does, and SGLang's (with `return_token_ids`). Their weights cannot
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -80,12 +79,6 @@ class OpenAIServerEngine:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._served_name = served_name
         self._client: CompletionClient | None = None
-        self._reports_sampled_distribution = False
-
-    @property
-    def reports_sampled_distribution(self) -> bool:
-        """Whether log-probabilities are those of the filtered, tempered distribution, not of the model's alone."""
-        return self._reports_sampled_distribution
 
     def reuse(self, model: EngineModel) -> None:
         self._model = model
@@ -218,7 +211,7 @@ class OpenAIServerEngine:
             )
 
     def _check_completion(self) -> None:
-        """Complete one token that is certain after the filter: its log-probability is 0 if filters are included."""
+        """Complete one token."""
         certain = Sampling(top_k=1, max_new_tokens=1)
         prompt = self._model.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
         request = EngineRequest(key=0, prompt=prompt, sampling=certain, stop_ids=(), max_new_tokens=1, seed=0)
@@ -228,8 +221,6 @@ class OpenAIServerEngine:
             self._fail(str(failure))
         if len(output.ids) != 1:
             self._fail(f"the server returned {len(output.ids)} tokens where one was requested")
-        assert output.logprobs is not None
-        self._reports_sampled_distribution = math.isclose(output.logprobs[0], 0.0, abs_tol=1e-6)
 
     def _call(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
         assert self._client is not None

@@ -10,7 +10,6 @@ import wandb
 from ippo_cli.reporting.trackers.sample_turns import TURN_COLUMNS, turn_table
 
 INIT_TIMEOUT_S = 20.0  # for the server's reply; without one, rows are written to offline files
-OFFLINE_MODES = ("offline", "disabled", "dryrun")
 PREEMPTED, FAILED = 75, 1
 
 
