@@ -8,16 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from lab_errors import find_errors
-from safetensors.torch import load_file
 from small import (
-    assert_metrics_close,
+    assert_resume_is_exact,
+    assert_two_ranks_agree,
     experience_of,
     open_trainer,
     rows,
-    stopped_and_resumed,
     stopping_reward,
-    train,
-    train_on_two_ranks,
 )
 
 from ippo_cli.compose.former_keys import convert_config, convert_overrides
@@ -109,30 +106,14 @@ def test_former_keys() -> None:
 @pytest.mark.slow
 def test_one_rank_and_two_agree(tmp_path: Path) -> None:
     keys = (*RAE, "num_iterations=3", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero2")
-    one = rows(train(tmp_path / "one", *keys))
+    one = assert_two_ranks_agree(tmp_path, *keys)
     assert one[-1]["low/targets/role_baseline"] != one[-2]["low/targets/role_baseline"]
-    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
 
 
 @pytest.mark.slow
 def test_resume_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = (*stopping_reward(tmp_path), *RAE)
-    whole = train(tmp_path, *keys)
-    resumed = stopped_and_resumed(tmp_path, monkeypatch, *keys)
-    assert rows(resumed) == rows(whole)
-    expected, found = final_actors(whole), final_actors(resumed)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    whole = assert_resume_is_exact(tmp_path, monkeypatch, *stopping_reward(tmp_path), *RAE)
     checkpoint = newest_intact_checkpoint(whole / "checkpoints")
     assert checkpoint is not None
     stored = read_method_states(checkpoint)["role_baseline"]
     assert stored == {name: rows(whole)[-1][f"{name}/targets/role_baseline"] for name in ("low", "high")}
-
-
-def final_actors(folder: Path) -> dict[str, torch.Tensor]:
-    found = newest_intact_checkpoint(folder / "checkpoints")
-    assert found is not None
-    return {
-        f"{agent}/{name}": value
-        for agent in ("low", "high")
-        for name, value in load_file(found / agent / "actor" / "model.safetensors").items()
-    }

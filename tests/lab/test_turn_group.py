@@ -8,12 +8,11 @@ import pytest
 import torch
 from lab_errors import find_errors
 from small import (
-    assert_metrics_close,
+    assert_two_ranks_agree,
     experience_of,
     open_trainer,
     rows,
     train,
-    train_on_two_ranks,
     train_with_stop,
 )
 
@@ -208,9 +207,7 @@ def test_former_keys() -> None:
 @pytest.mark.slow
 def test_one_rank_and_two_agree(tmp_path: Path) -> None:
     keys = talk(tmp_path, "num_iterations=2", "deepspeed=zero2")
-    one = rows(train(tmp_path / "one", *keys))
-    assert one[-1]["turn_groups/branch_tokens"] > 0
-    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
+    assert assert_two_ranks_agree(tmp_path, *keys)[-1]["turn_groups/branch_tokens"] > 0
 
 
 @pytest.mark.slow

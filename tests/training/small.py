@@ -235,3 +235,39 @@ def stopped_and_resumed(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides:
     assert rows(folder)[-1]["iteration"] == 1
     run_training(config, folder, resumed=True)
     return folder
+
+
+def assert_resume_is_exact(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, at_call: int = 4) -> Path:
+    """Assert that a run which is preempted at that call of its reward, and resumed, equals a whole run: its metrics and
+    all weights of its newest checkpoint. Returns the folder of the whole run.
+    """
+    monkeypatch.delenv("STOP_AT_CALL", raising=False)
+    whole = train(root, *overrides)
+    resumed = stopped_and_resumed(root, monkeypatch, *overrides, at_call=at_call)
+    assert rows(resumed) == rows(whole)
+    expected, found = (all_weights(folder) for folder in (whole, resumed))
+    assert expected.keys() == found.keys()
+    assert all(found[name].equal(value) for name, value in expected.items())
+    return whole
+
+
+def all_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of the newest checkpoint, by `FOLDER/ROLE/FILE/name`."""
+    newest = newest_intact_checkpoint(folder / "checkpoints")
+    assert newest is not None
+    return {
+        f"{file.relative_to(newest)}/{name}": value
+        for file in sorted(newest.glob("*/*/*.safetensors"))
+        for name, value in load_file(file).items()
+    }
+
+
+def assert_two_ranks_agree(
+    root: Path, *overrides: str, ranks: Sequence[str] = (), rel: float = 1e-3, abs: float = 1e-5
+) -> list[dict[str, Any]]:
+    """Assert that a run on two ranks, with the overrides of `ranks`, has the metrics of one on one rank, and return
+    these.
+    """
+    one = rows(train(root / "one", *overrides))
+    assert_metrics_close(one, rows(train_on_two_ranks(root / "two", *overrides, *ranks)), rel=rel, abs=abs)
+    return one

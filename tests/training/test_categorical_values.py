@@ -8,16 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from small import (
-    assert_metrics_close,
+    assert_resume_is_exact,
+    assert_two_ranks_agree,
     experience_of,
-    final_weights,
     open_trainer,
     rows,
     small_config,
-    stopped_and_resumed,
     stopping_reward,
     train,
-    train_on_two_ranks,
 )
 
 from ippo_cli.config.errors import PreflightError
@@ -60,15 +58,9 @@ def test_bins_of_normalised_returns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_resume_is_exact_and_ranks_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    overrides = (*stopping_reward(tmp_path), *BINS, *RANGE)
-    whole = train(tmp_path, *overrides)
-    resumed = stopped_and_resumed(tmp_path, monkeypatch, *overrides)
-    assert rows(resumed) == rows(whole)
-    expected, found = final_weights(whole), final_weights(resumed)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    short = (*BINS, *RANGE, "num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero3")
-    one, two = train(tmp_path / "one", *short), train_on_two_ranks(tmp_path / "two", *short)
-    assert_metrics_close(rows(one), rows(two))
+    assert_resume_is_exact(tmp_path, monkeypatch, *stopping_reward(tmp_path), *BINS, *RANGE)
+    short = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero3")
+    assert_two_ranks_agree(tmp_path, *BINS, *RANGE, *short)
 
 
 @pytest.mark.slow

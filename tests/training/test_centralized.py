@@ -9,16 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import (
-    assert_metrics_close,
+    assert_resume_is_exact,
+    assert_two_ranks_agree,
     experience_of,
     final_weights,
     open_trainer,
     rows,
     small_config,
-    stopped_and_resumed,
     stopping_reward,
     train,
-    train_on_two_ranks,
 )
 from transformers import AutoTokenizer
 
@@ -170,17 +169,8 @@ def test_shared_critic_learns_from_any_agents_reward(paid: str, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_team_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [*TALK, *SHORT, *stopping_reward(tmp_path), CENTRAL, "critic.shared=true"]
-    whole = train(tmp_path, *keys)
-    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
-    assert rows(folder) == rows(whole)
-    first, second = (newest_intact_checkpoint(run / "checkpoints") for run in (whole, folder))
-    assert first is not None
-    assert second is not None
-    for part in ("low/actor", "high/actor", "team/critic"):
-        expected, found = (load_file(saved / part / "model.safetensors") for saved in (first, second))
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert_resume_is_exact(tmp_path, monkeypatch, *keys)
 
 
 @pytest.mark.core
@@ -190,9 +180,7 @@ def test_two_ranks_match_one_rank(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(REWARD)
     unlike = [*UNLIKE, *BY_TURN, "reward=function", f"reward.function={tmp_path / 'reward.py'}:reward"]
     keys = [*TALK, *SHORT, *unlike, "algorithm=ppo", "algorithm.mini_batch_size=8", CENTRAL, "critic.shared=true"]
-    one = rows(train(tmp_path / "one", *keys))
-    folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero3")
-    assert_metrics_close(one, rows(folder))
+    assert_two_ranks_agree(tmp_path, *keys, ranks=["deepspeed=zero3"])
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from small import (
+    assert_resume_is_exact,
     experience_of,
     final_weights,
     open_trainer,
     rows,
-    stopped_and_resumed,
     stopping_reward,
     train,
     train_on_two_ranks,
@@ -160,11 +160,8 @@ def test_logging_credit_does_not_change_training(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_initial_weights_replay_after_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [*SHORT, *stopping_reward(tmp_path), DIFFERENCE, "actor.learning_rate=0.01"]
-    whole = train(tmp_path, *keys)
-    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys, at_call=7)
-    assert rows(folder) == rows(whole)
+    whole = assert_resume_is_exact(tmp_path, monkeypatch, *keys, at_call=7)
     assert rows(whole)[-1]["low/credit/difference/std"] > 0
 
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import (
-    assert_metrics_close,
+    all_weights,
+    assert_resume_is_exact,
+    assert_two_ranks_agree,
     experience_of,
     final_weights,
     open_trainer,
     rows,
-    stopped_and_resumed,
     stopping_reward,
     train,
-    train_on_two_ranks,
 )
 
 from ippo_cli.agents.learner import EnsembleMember
@@ -79,17 +79,11 @@ def test_entropy_mask_changes_the_update(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_resume_is_exact_and_ranks_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    overrides = (*stopping_reward(tmp_path), *TWO, "critic.popart_beta=0.9", "critic.mask_agreement=0.2")
-    whole = train(tmp_path, *overrides)
-    resumed = stopped_and_resumed(tmp_path, monkeypatch, *overrides)
-    assert rows(resumed) == rows(whole)
-    folders = [newest_intact_checkpoint(run / "checkpoints") for run in (whole, resumed)]
-    for name in ("low", "low_critic2", "high", "high_critic2"):
-        one, two = (load_file(folder / name / "critic" / "model.safetensors") for folder in folders if folder)
-        assert all(torch.equal(one[key], two[key]) for key in one)
-    short = (*TWO, *SHORT, "critic.mask_agreement=0.2")
-    one, two = train(tmp_path / "one", *short), train_on_two_ranks(tmp_path / "two", *short)
-    assert_metrics_close(rows(one), rows(two))
+    masked = (*TWO, "critic.mask_agreement=0.2")
+    whole = assert_resume_is_exact(tmp_path, monkeypatch, *stopping_reward(tmp_path), *masked, "critic.popart_beta=0.9")
+    critics = {name.split("/")[0] for name in all_weights(whole) if "/critic/" in name}
+    assert critics == {"low", "low_critic2", "high", "high_critic2"}
+    assert_two_ranks_agree(tmp_path, *masked, *SHORT)
 
 
 @pytest.mark.slow

@@ -10,16 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import (
-    assert_metrics_close,
+    assert_resume_is_exact,
+    assert_two_ranks_agree,
     final_weights,
     new_run,
     open_trainer,
     rows,
     small_config,
-    stopped_and_resumed,
     stopping_reward,
     train,
-    train_on_two_ranks,
 )
 
 from ippo_cli.config.errors import ConfigError, PreflightError
@@ -151,16 +150,9 @@ def test_run_ends_after_evaluations_without_a_better_score(tmp_path: Path, mode:
 @pytest.mark.slow
 def test_stopped_and_resumed_fit_equals_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = (*FIT, *stopping_reward(tmp_path), "checkpoint.every=1", "evaluation.every=1", "num_iterations=3")
-    monkeypatch.delenv("STOP_AT_CALL", raising=False)
-    whole = train(tmp_path, *overrides)
-    part = stopped_and_resumed(tmp_path, monkeypatch, *overrides, at_call=3)
-    assert rows(part) == rows(whole)
-    found, expected = final_weights(part), final_weights(whole)
-    assert all(found[name].equal(value) for name, value in expected.items())
+    assert_resume_is_exact(tmp_path, monkeypatch, *overrides, at_call=3)
 
 
 @pytest.mark.slow
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
-    one = train(tmp_path / "one", *FIT, "num_iterations=2")
-    two = train_on_two_ranks(tmp_path / "two", *FIT, "num_iterations=2")
-    assert_metrics_close(rows(one), rows(two))
+    assert_two_ranks_agree(tmp_path, *FIT, "num_iterations=2")

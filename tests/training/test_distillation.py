@@ -8,13 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import (
-    assert_metrics_close,
+    assert_two_ranks_agree,
     experience_of,
     open_trainer,
     rows,
     small_config,
     train,
-    train_on_two_ranks,
 )
 
 from ippo_cli.config.errors import ConfigError
@@ -83,9 +82,7 @@ def test_loss_is_the_exact_kl_to_the_teacher(tmp_path: Path, teacher: Path) -> N
 
 @pytest.mark.slow
 def test_two_ranks_equal_one(tmp_path: Path, teacher: Path) -> None:
-    one = train(tmp_path / "one", *distill(teacher))
-    two = train_on_two_ranks(tmp_path / "two", *distill(teacher))
-    assert_metrics_close(rows(one), rows(two))
+    assert_two_ranks_agree(tmp_path, *distill(teacher))
 
 
 @pytest.mark.slow

@@ -12,14 +12,13 @@ import torch
 from rank_scripts import finish, read_output, start_ranks
 from small import (
     SMALL,
-    assert_metrics_close,
+    assert_two_ranks_agree,
     experience_of,
     new_run,
     open_trainer,
     rows,
     small_config,
     train,
-    train_on_two_ranks,
 )
 
 from ippo_cli.config.errors import Preempted, RewardError
@@ -299,9 +298,8 @@ def test_a_killed_run_continues_at_its_position_in_the_schedule(tmp_path: Path) 
 def test_two_ranks_equal_one(tmp_path: Path, reward: str) -> None:
     """Three groups on two ranks: one of them has rows on both."""
     keys = overrides(tmp_path, "rollout.buffer_size=12", "num_iterations=3", "reward.failure_budget=0.9", name=reward)
-    one = rows(train(tmp_path / "one", *keys))
+    one = assert_two_ranks_agree(tmp_path, *keys)
     assert any(row["refill/rounds"] > 1 for row in one[1:])
-    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
 
 
 @pytest.mark.slow

@@ -11,12 +11,12 @@ import pytest
 import torch
 from small import (
     assert_metrics_close,
+    assert_resume_is_exact,
     experience_of,
     final_weights,
     open_trainer,
     rows,
     small_config,
-    stopped_and_resumed,
     stopping_reward,
     train,
     train_on_two_ranks,
@@ -192,11 +192,7 @@ def test_two_ranks_correct_as_one_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize("order", [HAPPO, ROUND_ROBIN], ids=["happo", "round robin"])
 def test_resume_keeps_the_update_order(order: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [*SHORT, *order, *LARGE_STEPS, *stopping_reward(tmp_path), "num_iterations=3"]
-    whole = train(tmp_path, *keys)
-    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
-    assert rows(folder) == rows(whole)
-    expected, found = final_weights(whole), final_weights(folder)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert_resume_is_exact(tmp_path, monkeypatch, *keys)
 
 
 @pytest.mark.slow

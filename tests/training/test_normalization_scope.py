@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from small import (
-    assert_metrics_close,
+    assert_resume_is_exact,
+    assert_two_ranks_agree,
     experience_of,
     open_trainer,
     rows,
-    stopped_and_resumed,
-    train,
-    train_on_two_ranks,
 )
 
 from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
@@ -89,7 +87,7 @@ def test_one_rank_and_two_agree(tmp_path: Path, preset: tuple[str, ...]) -> None
     keys = overrides(
         tmp_path, *preset, TEAM, "num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero2"
     )
-    assert_metrics_close(rows(train(tmp_path / "one", *keys)), rows(train_on_two_ranks(tmp_path / "two", *keys)))
+    assert_two_ranks_agree(tmp_path, *keys)
 
 
 @pytest.mark.slow
@@ -97,12 +95,10 @@ def test_spikes_are_counted_and_resumed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("ippo_cli.agents.grad_norms.MIN_STEPS", 2)
     monkeypatch.setattr("ippo_cli.agents.grad_norms.SPIKE_FACTOR", 1.1)
     keys = overrides(tmp_path, *PLUS, TEAM, "algorithm.mini_batch_size=4", "checkpoint.every=1")
-    whole = train(tmp_path / "whole", *keys)
+    whole = assert_resume_is_exact(tmp_path, monkeypatch, *keys)
     counts = [row["low/policy/grad_norm_spikes"] + row["high/policy/grad_norm_spikes"] for row in rows(whole)[1:]]
     assert sum(counts) > 0
-    resumed = stopped_and_resumed(tmp_path, monkeypatch, *keys)
-    assert rows(resumed) == rows(whole)
-    last = newest_intact_checkpoint(resumed / "checkpoints")
+    last = newest_intact_checkpoint(whole / "checkpoints")
     assert last is not None
     norms = json.loads((last / "state.json").read_text())["grad_norms"]["low"]["policy"]
     assert len(norms) == 16

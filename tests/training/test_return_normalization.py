@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from small import (
-    assert_metrics_close,
+    assert_resume_is_exact,
+    assert_two_ranks_agree,
     experience_of,
-    final_weights,
     open_trainer,
     rows,
-    stopped_and_resumed,
     stopping_reward,
     train,
-    train_on_two_ranks,
 )
 
 from ippo_cli.algorithms.return_moments import ReturnMoments
@@ -101,21 +99,14 @@ def test_values_off_the_responses_are_0(tmp_path: Path, critic: str) -> None:
 
 @pytest.mark.slow
 def test_one_rank_and_two_agree(tmp_path: Path) -> None:
-    overrides = (*PPO, *SCALED, "num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero2")
-    one = rows(train(tmp_path / "one", *overrides))
-    two = rows(train_on_two_ranks(tmp_path / "two", *overrides))
-    assert_metrics_close(one, two)
+    short = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero2")
+    assert_two_ranks_agree(tmp_path, *PPO, *SCALED, *short)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("critic", ["separate", "value_head"])
 def test_resume_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, critic: str) -> None:
-    overrides = (*stopping_reward(tmp_path), *PPO, f"critic={critic}")
-    whole = train(tmp_path, *overrides)
-    resumed = stopped_and_resumed(tmp_path, monkeypatch, *overrides)
-    assert rows(resumed) == rows(whole)
-    expected, found = final_weights(whole), final_weights(resumed)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert_resume_is_exact(tmp_path, monkeypatch, *stopping_reward(tmp_path), *PPO, f"critic={critic}")
 
 
 @pytest.mark.slow

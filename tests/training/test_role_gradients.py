@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import torch
 from small import (
-    assert_metrics_close,
+    assert_resume_is_exact,
+    assert_two_ranks_agree,
     experience_of,
     final_weights,
     open_trainer,
     rows,
-    stopped_and_resumed,
     stopping_reward,
     train,
-    train_on_two_ranks,
 )
 
 from ippo_cli.compose.load import load_config
@@ -166,32 +165,24 @@ def test_equal_norm_step_has_gradient_of_weighted_parts(tmp_path: Path) -> None:
 def test_balanced_run_resumes_exactly(
     balance: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [SHARED, MEASURED, *balance, *SHORT, *UNEQUAL, *stopping_reward(tmp_path)]
-    whole = train(tmp_path, *keys)
-    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
-    assert rows(folder) == rows(whole)
+    whole = assert_resume_is_exact(tmp_path, monkeypatch, *keys)
     weights = [row["low/policy/role_weight"] for row in rows(whole)[1:]]
     assert len(set(weights)) == 2
-    expected, found = final_weights(whole, ["shared"]), final_weights(folder, ["shared"])
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @pytest.mark.core
 @pytest.mark.slow
 def test_two_ranks_measure_and_weigh_as_one_rank(tmp_path: Path) -> None:
     keys = [SHARED, MEASURED, EQUAL, *SHORT, *UNEQUAL, "algorithm=ppo", "algorithm.mini_batch_size=8"]
-    one = rows(train(tmp_path / "one", *keys))
+    one = assert_two_ranks_agree(tmp_path, *keys, ranks=["deepspeed=zero2"], rel=2e-3)
     assert "low/policy/role_weight" in one[-1]
-    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero2")), rel=2e-3)
 
 
 @pytest.mark.slow
 def test_placed_learners_are_measured_on_their_ranks(tmp_path: Path) -> None:
     keys = [SHARED, MEASURED, EQUAL, *SHORT, *UNEQUAL, "algorithm=ppo", "algorithm.mini_batch_size=8"]
-    one = rows(train(tmp_path / "one", *keys))
-    placed = 'launch.placement={"actor": 0, "critic": 1}'
-    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys, placed)), rel=2e-3)
+    assert_two_ranks_agree(tmp_path, *keys, ranks=['launch.placement={"actor": 0, "critic": 1}'], rel=2e-3)
 
 
 def test_iterations_without_policy_update_are_not_measured(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import assert_metrics_close, open_trainer, rows, train, train_on_two_ranks
+from small import assert_two_ranks_agree, open_trainer
 
 from ippo_cli.compose.arguments import normalize_arguments
 
@@ -65,12 +65,10 @@ def overrides(root: Path, speaks: str = SPEAKS) -> list[str]:
 
 def test_agent_that_acts_on_one_rank_matches_one_rank(tmp_path: Path) -> None:
     keys = overrides(tmp_path)
-    one = rows(train(tmp_path / "one", *keys))
-    folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero2")
+    one = assert_two_ranks_agree(tmp_path, *keys, ranks=["deepspeed=zero2"])
     trained = [row for row in one if row["iteration"] > 0]
     for row in trained:
         assert 0 < row["seldom/policy/steps"] < 16, "in some steps nobody speaks, and these are none"
-    assert_metrics_close(one, rows(folder))
 
 
 def test_agent_without_turns_does_not_learn(tmp_path: Path) -> None:

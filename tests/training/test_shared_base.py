@@ -12,16 +12,15 @@ import torch
 from folders import model_folder
 from safetensors.torch import load_file
 from small import (
-    assert_metrics_close,
+    assert_resume_is_exact,
+    assert_two_ranks_agree,
     experience_of,
     new_run,
     open_trainer,
     rows,
     small_config,
-    stopped_and_resumed,
     stopping_reward,
     train,
-    train_on_two_ranks,
 )
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -243,9 +242,7 @@ def test_full_models_resume_without_optimizer_states(
 @pytest.mark.slow
 def test_two_ranks_train_adapters_as_one_rank(tmp_path: Path) -> None:
     keys = [*BASE, *SHORT, "algorithm=ppo", "algorithm.mini_batch_size=8", "algorithm.kl.reward.coef=0.1"]
-    one = rows(train(tmp_path / "one", *keys))
-    folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero2")
-    assert_metrics_close(one, rows(folder))
+    assert_two_ranks_agree(tmp_path, *keys, ranks=["deepspeed=zero2"])
 
 
 @pytest.mark.slow
@@ -258,11 +255,7 @@ def test_bf16_adapters_resume_exactly(tmp_path: Path, monkeypatch: pytest.Monkey
         "deepspeed=zero1",
         "actor.learning_rate=0.02",
     ]
-    whole = train(tmp_path, *keys)
-    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
-    assert rows(folder) == rows(whole)
-    expected = adapters(whole)
-    assert equal(adapters(folder), expected)
+    expected = adapters(assert_resume_is_exact(tmp_path, monkeypatch, *keys))
     assert {tensor.dtype for tensor in expected.values()} == {torch.bfloat16}
     assert any(float(tensor.abs().sum()) > 0 for name, tensor in expected.items() if "lora_B" in name)
 

@@ -11,16 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import (
-    assert_metrics_close,
+    assert_resume_is_exact,
+    assert_two_ranks_agree,
     experience_of,
     final_weights,
     open_trainer,
     rows,
     small_config,
-    stopped_and_resumed,
     stopping_reward,
     train,
-    train_on_two_ranks,
 )
 
 from ippo_cli.evaluation.evaluate_run import evaluate_run
@@ -126,22 +125,15 @@ def test_gradient_equals_sum_over_agents(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_group_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [SHARED, *SHORT, *stopping_reward(tmp_path), "algorithm.kl.reward.coef=0.1", "actor.lr_schedule=cosine"]
-    whole = train(tmp_path, *keys)
-    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
-    assert rows(folder) == rows(whole)
-    expected, found = final_weights(whole, ["shared"]), final_weights(folder, ["shared"])
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert_resume_is_exact(tmp_path, monkeypatch, *keys)
 
 
 @pytest.mark.core
 @pytest.mark.slow
 def test_two_ranks_train_group_as_one_rank(tmp_path: Path) -> None:
     keys = [SHARED, *SHORT, "algorithm=ppo", "algorithm.mini_batch_size=8", "rollout.zero3_gather=all"]
-    one = rows(train(tmp_path / "one", *keys))
-    folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero3")
-    assert_metrics_close(one, rows(folder))
+    assert_two_ranks_agree(tmp_path, *keys, ranks=["deepspeed=zero3"])
 
 
 @pytest.mark.slow

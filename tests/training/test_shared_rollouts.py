@@ -12,12 +12,11 @@ import pytest
 import torch
 from small import (
     SMALL,
-    assert_metrics_close,
+    assert_two_ranks_agree,
     experience_of,
     open_trainer,
     rows,
     train,
-    train_on_two_ranks,
     train_with_stop,
 )
 
@@ -242,9 +241,7 @@ def test_other_vocabularies_are_rejected() -> None:
 @pytest.mark.parametrize("keys", [HACPO, (*WEIGHED, "algorithm=actor_critic", "algorithm.kl.loss.coef=0.0")])
 def test_one_rank_and_two_agree(keys: tuple[str, ...], tmp_path: Path) -> None:
     keys = (*keys, "num_iterations=2", "deepspeed=zero2", "algorithm.mini_batch_size=8")
-    one = rows(train(tmp_path / "one", *keys))
-    assert one[-1]["first/shared/rows"] > 0
-    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
+    assert assert_two_ranks_agree(tmp_path, *keys)[-1]["first/shared/rows"] > 0
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from small import (
+    assert_resume_is_exact,
     experience_of,
     open_trainer,
     rows,
-    stopped_and_resumed,
     stopping_reward,
     train,
     train_on_two_ranks,
@@ -167,11 +167,8 @@ def test_one_turn_tasks_keep_the_estimator_of_other_answers(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_run_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [*SHORT, *DIALOGUE, *stopping_reward(tmp_path), *COUNTERFACTUAL, "reward.credit_turns=1"]
-    whole = train(tmp_path, *keys)
-    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys, at_call=7)
-    assert rows(folder) == rows(whole)
+    whole = assert_resume_is_exact(tmp_path, monkeypatch, *keys, at_call=7)
     row = rows(whole)[-1]
     assert row["low/credit/counterfactual/std"] > 0
     assert row["low/credit/counterfactual/unknown_fraction"] == 0.5  # one of two turns

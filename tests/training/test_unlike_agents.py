@@ -8,7 +8,15 @@ import pytest
 import torch
 from families import family, mixed
 from safetensors.torch import load_file
-from small import experience_of, final_weights, open_trainer, rows, stopped_and_resumed, stopping_reward, train
+from small import (
+    assert_resume_is_exact,
+    experience_of,
+    final_weights,
+    open_trainer,
+    rows,
+    stopping_reward,
+    train,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +100,6 @@ def test_results_are_independent_of_the_other_agent(tmp_path: Path) -> None:
 
 
 def test_mixed_team_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STOP_AT_CALL", raising=False)
     reward = [text.replace("reward=function", "") for text in stopping_reward(tmp_path)][1:]
     source = tmp_path / "reward.py"
     paid = 'return {"agent": {name: [len(text) + noise for text in texts] for name, texts in responses.items()}}'
@@ -101,11 +108,7 @@ def test_mixed_team_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     stopping = source.read_text()
     keys = mixed(tmp_path, *UNLIKE, *reward, "algorithm.kl.reward.coef=0.1", protocol="dialogue")
     source.write_text(stopping)
-    whole = train(tmp_path, *keys)
-    folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
-    assert rows(folder) == rows(whole)
-    expected, found = final_weights(whole, AGENTS), final_weights(folder, AGENTS)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert_resume_is_exact(tmp_path, monkeypatch, *keys)
 
 
 @pytest.mark.parametrize("other", ["value_head", "separate"])

@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from small import (
-    assert_metrics_close,
+    assert_resume_is_exact,
+    assert_two_ranks_agree,
     experience_of,
     open_trainer,
-    rows,
-    stopped_and_resumed,
     stopping_reward,
-    train,
-    train_on_two_ranks,
 )
 from torch import Tensor
 
@@ -89,7 +86,7 @@ OWN_WEIGHTS = (
 
 @pytest.mark.slow
 def test_two_ranks_log_turn_metrics_as_one_rank(tmp_path: Path) -> None:
-    one = rows(train(tmp_path / "one", *TWO_TURNS, *OWN_WEIGHTS))
+    one = assert_two_ranks_agree(tmp_path, *TWO_TURNS, *OWN_WEIGHTS)
     for row in one[1:]:
         assert row["low/score/mean"] == pytest.approx(row["high/score/mean"] / 2) != 0.0
         assert row["low/policy/entropy/turn/2"] != row["high/policy/entropy/turn/2"]
@@ -97,12 +94,8 @@ def test_two_ranks_log_turn_metrics_as_one_rank(tmp_path: Path) -> None:
         turns = [row[f"eval/sampled/low/score/turn/{turn}"] for turn in (1, 2)]
         assert sum(turns) == pytest.approx(row["eval/sampled/low/score"])
         assert row["eval/sampled/low/score"] == pytest.approx(row["eval/sampled/high/score"] / 2)
-    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *TWO_TURNS, *OWN_WEIGHTS)))
 
 
 @pytest.mark.slow
 def test_run_with_agent_weights_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STOP_AT_CALL", raising=False)
-    keys = [*TWO_TURNS, *OWN_WEIGHTS, *stopping_reward(tmp_path)]
-    whole = rows(train(tmp_path, *keys))
-    assert rows(stopped_and_resumed(tmp_path, monkeypatch, *keys, at_call=4)) == whole
+    assert_resume_is_exact(tmp_path, monkeypatch, *TWO_TURNS, *OWN_WEIGHTS, *stopping_reward(tmp_path))

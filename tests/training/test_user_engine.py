@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from small import assert_metrics_close, rows, train, train_on_two_ranks, train_with_stop
+from small import assert_metrics_close, assert_two_ranks_agree, rows, train, train_with_stop
 from transformers import PreTrainedTokenizerFast
 
 from ippo_cli.compose.arguments import normalize_arguments
@@ -232,8 +232,7 @@ def test_exact_samples_of_any_engine_train_as_those_of_the_model(code: Path, tmp
 @pytest.mark.slow
 def test_two_ranks_verify_drafts_as_one_rank(code: Path, tmp_path: Path) -> None:
     keys = [*EXACT, *normalize_arguments([f"rollout={code}:Model"])]
-    one = rows(train(tmp_path / "one", *keys))
-    assert_metrics_close(one, rows(train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero3")))
+    assert_two_ranks_agree(tmp_path, *keys, ranks=["deepspeed=zero3"])
 
 
 def test_run_with_exact_samples_resumes(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
