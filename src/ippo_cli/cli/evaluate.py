@@ -144,7 +144,7 @@ def _check_only_report(own: dict[str, str], report: str) -> None:
 
 
 def _load_run(own: dict[str, str], overrides: list[str]) -> tuple[Path, Config]:
-    """The folder of the only run of `run=`, and its configuration with overrides."""
+    """The folder of the one run of `run=`, and its configuration with overrides."""
     (name,) = parse_paths(own["run"])
     folder = Path(name).absolute()
     return folder, load_run_config(folder, name, overrides)

@@ -52,7 +52,7 @@ def parse_report_settings(own: Mapping[str, str]) -> CriticReportSettings:
 def _parse_settings(
     own: Mapping[str, str], prefix: str, minima: Mapping[str, int], suggested: int
 ) -> tuple[ValueReference, dict[str, int]]:
-    """The reference and the numbers of a report, whose keys begin with `prefix`. Raises `ConfigError`."""
+    """The reference and the numbers of a report with keys that begin with `prefix`. Raises `ConfigError`."""
     reference = own.get(f"{prefix}reference", ValueReference.monte_carlo.value)
     kinds = [kind.value for kind in ValueReference]
     if reference not in kinds:
