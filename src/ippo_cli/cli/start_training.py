@@ -57,12 +57,12 @@ def start_training(
         check_trainable(config, ranks)
     else:
         _check_newest_checkpoint(config, folder, ranks)
-    kept = [text for text in overrides if not text.startswith("resume=")]
+    start_overrides = [text for text in overrides if not text.startswith("resume=")]
     start = _RunStart(
         config=config,
         plain=plain,
         inputs=input_files(config),
-        overrides=kept,
+        overrides=start_overrides,
         command=command,
         ranks=ranks,
         resumed=folder is not None,

@@ -147,17 +147,17 @@ def refill_buffer(
     schedule, first, positions = player.schedule, buffer.rewarded, list(buffer.prompts.positions)
     size, end = schedule.num_generations, buffer.prompts.end
     groups = _GroupBuffer.from_first_round(schedule, positions, first)
-    drawn = _DrawnGroups(agents=list(player.team), size=size, settings=player.config.reward)
+    scored = _CandidateScores(agents=list(player.team), size=size, settings=player.config.reward)
     candidates, done = list(positions), 0
-    has_signal = drawn.add(combine(first), first)
+    has_signal = scored.add(combine(first), first)
     places = [place for place, found in enumerate(has_signal) if not found]
-    failure = drawn.check_failures()
+    failure = scored.check_failures()
     while places and done < rounds:
         done += 1
         more, end = schedule.select(end, len(places))
         rewarded = draw(more, len(candidates) * size)
-        has_signal = drawn.add(combine(rewarded), rewarded)
-        failure = drawn.check_failures()
+        has_signal = scored.add(combine(rewarded), rewarded)
+        failure = scored.check_failures()
         groups.replace_groups(places, more, rewarded, has_signal)
         places = [place for place, found in zip(places, has_signal, strict=True) if not found]
         candidates += more
@@ -166,13 +166,13 @@ def refill_buffer(
         rewarded=RewardedEpisodes(
             episodes=groups.episodes,
             rewards=groups.merge_rewards(player.team.names) if done else first.rewards,
-            failure=drawn.failures[0] if drawn.failures else None,
+            failure=scored.failures[0] if scored.failures else None,
         ),
         candidates=CandidateGroups(
             positions=candidates,
-            scores=GroupScores(scores=torch.cat([part.scores for part in drawn.scores])),
+            scores=GroupScores(scores=torch.cat([part.scores for part in scored.scores])),
             rounds=done,
-            tokens=drawn.tokens,
+            tokens=scored.tokens,
             failure=failure,
         ),
         end=end,
@@ -180,7 +180,7 @@ def refill_buffer(
 
 
 @dataclass(kw_only=True)
-class _DrawnGroups:
+class _CandidateScores:
     """The scores, failures and tokens of all groups drawn so far."""
 
     agents: Sequence[str]  # that are trained
