@@ -54,6 +54,7 @@ def decode(
     device = next(model.parameters()).device
     state = DecodeState(rows, limits, sampling, stop_ids(model, tokenizer), tokenizer, device)
     inputs, started = state.inputs, np.flatnonzero(limits > state.lengths)
+<<<<<<< HEAD
     # Ranks that gather weights layer by layer meet before every forward; adapters of several policies differ by row.
     is_plain = hooks.any_rank is None and hooks.select is None
     if batch_invariant and len(started):
@@ -65,6 +66,11 @@ def decode(
         runner = slots(model, min(batch_size, len(started)), longest)
     else:
         runner = model_runner_for(model)
+=======
+    longest = int((limits + [len(prompt) for prompt in rows.prompts])[started].max(initial=0))
+    size = min(batch_size, len(started))
+    runner = _build_runner(model, hooks, size, longest, batch_invariant=batch_invariant)
+>>>>>>> structure
     turns = None
     if rows.prefixes is not None and not batch_invariant:
         assert rows.keys is not None
@@ -76,7 +82,11 @@ def decode(
     waiting = PromptQueue(inputs, started, readers if runner.can_copy else None, known, device)
     try:
         steps = 0 if batch_invariant else int((limits - state.lengths)[started].max(initial=0))
+<<<<<<< HEAD
         with pack_linears(model, min(batch_size, len(started)), steps), runner.session(sampling.max_new_tokens):
+=======
+        with pack_linears(model, size, steps), runner.session(sampling.max_new_tokens):
+>>>>>>> structure
             if isinstance(runner, FixedSlots):
                 decoder = SlotDecoder(runner, state, waiting, turns, hooks)
                 completions = decoder.run(type(language_model(model)).__name__)
@@ -92,6 +102,26 @@ def decode(
     return [completions[row] for row in range(len(inputs))]
 
 
+<<<<<<< HEAD
+=======
+def _build_runner(
+    model: PreTrainedModel, hooks: DecodeHooks, size: int, longest: int, *, batch_invariant: bool
+) -> ModelRunner:
+    """The runner of `size` rows of up to `longest` tokens.
+
+    Ranks that gather weights layer by layer meet before every forward, and adapters of several policies differ by row:
+    both cannot use fixed slots.
+    """
+    can_use_slots = size > 0 and hooks.any_rank is None and hooks.select is None
+    if batch_invariant and size:
+        assert can_use_slots
+        check_invariance(model)
+    if can_use_slots and (batch_invariant or uses_slots(model)):
+        return (InvariantSlots if batch_invariant else FixedSlots)(model, size, longest)
+    return model_runner_for(model)
+
+
+>>>>>>> structure
 def _response_limits(rows: DecodeRows, sampling: Sampling, context_limit: int) -> np.ndarray:
     """The most tokens of each response, `[B]`. Raises `ValueError` for a prompt without tokens."""
     lengths = np.array([len(prompt) for prompt in rows.prompts], dtype=np.int64)
