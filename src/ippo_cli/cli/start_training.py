@@ -23,7 +23,7 @@ def start_training(
 
     `folder`: the run to resume; None starts a new run. `overrides` and `command` are written into the run's folder.
     `arguments`: passed to every rank of a run on several machines. Returns the run's folder; None without one on this
-    process: with `mode=plan`, and in a process that only starts the ranks of several machines.
+    process: with `mode=plan` and `mode=pilot`, and in a process that only starts the ranks of several machines.
     """
     from ippo_cli.compose.hub_names import check_hub_access
     from ippo_cli.compose.load import build_config, build_sweep_config, iter_leaves, resolve_config, to_yaml
@@ -83,6 +83,11 @@ def start_training(
         from ippo_cli.planning.trial import check_trainable
 
         check_trainable(config, external_ranks or config.launch.processes)
+    if config.mode is Mode.pilot:
+        from ippo_cli.cli.start_pilot import start_pilot
+
+        start_pilot(config, to_yaml(plain), overrides, command, external_ranks)
+        return None
 
     held = ExitStack()
     inputs = input_files(config)
