@@ -21,9 +21,7 @@ from ippo_cli.pilot.statistics import Estimate, GradientSignal, ScoreSpread, mea
 from ippo_cli.pilot.step import PolicyStep, StepChange
 
 DIFFERING = [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
-SIZE = PilotSize(
-    prompts=8, generations=2, repeats=0, repeated_prompts=0, episode_tokens=4, run_tokens=6400
-)
+SIZE = PilotSize(prompts=8, generations=2, repeats=0, repeated_prompts=0, episode_tokens=4, run_tokens=6400)
 ROW = {"iteration": 1.0, "solo/score/mean": 0.5, "solo/score/std": 0.5, "solo/policy/steps": 1.0}
 
 
@@ -109,7 +107,7 @@ def test_no_visible_direction_is_slow() -> None:
         (HEALTHY, ("actor.learning_rate=0",), {}, "no_update", Verdict.no_signal),
         (with_policy(steps=0), ("algorithm.critic_warmup=400",), {}, "no_update", Verdict.no_signal),
         (with_policy(gradient=signal(0, 0, norm=0.0)), (), {}, "no_gradient", Verdict.no_signal),
-        (with_policy(kl=0.5), (), {}, "large_step", Verdict.too_large_steps),
+        (with_policy(kl=2.0), (), {}, "large_step", Verdict.too_large_steps),
         (with_policy(kl=1e-10), (), {}, "small_step", Verdict.slow),
         (with_policy(kl=0.0), (), {}, "small_step", Verdict.slow),
         (with_policy(gradient=signal(low=-1e-4, high=1e-4)), (), {}, "noise", Verdict.slow),
@@ -128,23 +126,22 @@ def test_finding_and_verdict(
 
 
 def test_rates_to_try_have_the_wanted_step() -> None:
-    """KL grows with the square of the rate: 0.5 at 3.5e-4 is 0.02 at a fifth of it."""
-    (found,) = assessed(with_policy(kl=0.5)).findings
-    assert found.finding.overrides == ("actor.learning_rate=7e-05",)
+    """KL grows with the square of the rate: 2 at 3.5e-4 is 0.02 at a tenth of it, rounded down."""
+    (found,) = assessed(with_policy(kl=2.0)).findings
+    assert found.finding.overrides == ("actor.learning_rate=3e-05",)
 
 
 def test_first_finding_is_the_gravest() -> None:
-    measurement = replace(with_policy(kl=0.5), spreads={"solo": spread([[0.0, 0.0], [1.0, 1.0]])})
+    measurement = replace(with_policy(kl=2.0), spreads={"solo": spread([[0.0, 0.0], [1.0, 1.0]])})
     found = assessed(measurement)
     assert names(found) == ["scores_by_prompt", "large_step"]
     assert found.verdict is Verdict.no_signal
 
 
 def test_report_has_each_finding_with_its_key() -> None:
-    found = assessed(with_policy(kl=0.5))
-    text = format_report(with_policy(kl=0.5), found)
-    assert "try" not in text
-    assert "actor.learning_rate=7e-05" in text
+    found = assessed(with_policy(kl=2.0))
+    text = format_report(with_policy(kl=2.0), found)
+    assert "actor.learning_rate=3e-05" in text
     assert text.splitlines()[-1].startswith("verdict: too large steps")
 
 

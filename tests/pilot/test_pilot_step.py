@@ -60,7 +60,7 @@ def test_gain_leaves_out_rows_without_a_score() -> None:
 def test_size_is_within_the_tokens(generations: int) -> None:
     config = load_config(["mode=pilot", f"rollout.num_generations={generations}", "pilot.tokens=2000"])
     size = compute_pilot_size(config, compute_batch_sizes(config, 1, 1), 1)
-    assert MIN_PROMPTS < size.prompts
+    assert size.prompts > MIN_PROMPTS
     assert size.tokens <= 2000 < size.tokens + 2 * max(generations, 4) * size.episode_tokens
 
 

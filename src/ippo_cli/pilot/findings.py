@@ -22,7 +22,9 @@ from ippo_cli.diagnosis.series import metric_value, trained_agents
 from ippo_cli.pilot.measure import Measurement, PolicyMeasurement
 from ippo_cli.pilot.statistics import Estimate
 
-LARGE_STEP = 5.0  # KL of one step, in `pilot.kl`: with its default the doctor's limit of an iteration's mean
+# KL of the first step, in `pilot.kl`: a nat per token with its default. Runs of small models learn below it, and lose
+# their entropy above it. Adam's first step is its largest: later ones average gradients that disagree.
+LARGE_STEP = 50.0
 SMALL_CHANGE = 1e-3  # nats per token that all steps of a run together change a policy by, at most
 CAREFUL_STEP = 0.2  # of the largest rate, to replace a rate that is far too low
 FEW_DIFFERING = 0.1  # fraction of prompts with a signal, at most, that makes a run slow

@@ -30,7 +30,9 @@ from ippo_cli.training.update import UpdateStats
 from ippo_cli.types import StepContext
 
 HALVES = 2  # the step is made on the prompts of one half, and judged on those of the other
-SCALES = (1e-3, 1e3)  # limits of the second measured learning rate, in configured ones
+MAX_RATES = 4  # measured learning rates, the configured one included
+NEAR = 1.5  # ratio of a measured KL to `pilot.kl` that needs no further rate
+SCALES = (1e-4, 1e4)  # limits of measured learning rates, in configured ones
 EXPONENTS = (1.0, 3.0)  # limits of the exponent of KL in the learning rate: 2 for a small step in a fixed direction
 LOWEST_KL = 1e-9  # nats per token; a smaller one is rounding
 
@@ -51,7 +53,7 @@ class PolicyStep:
     """The first step of a policy at its peak learning rate."""
 
     learning_rate: float
-    changes: Sequence[StepChange]  # at the configured rate, and at a second one if the first step changes anything
+    changes: Sequence[StepChange]  # at the configured rate, and nearer to `pilot.kl` if the step changes anything
     rate_at_limit: float  # the learning rate at which a step has the KL of `pilot.kl`, estimated; NaN if unknown
     stats: UpdateStats
 
@@ -130,10 +132,9 @@ def measure_step(trainer: Trainer, sample: PilotSample, learner: Learner) -> Pol
         _on_holders(learner, lambda: moved.write(peak * scale))
         return _measure_change(trainer, sample, learner, before, scale)
 
-    changes = [measure(1.0)]
-    first, limit = changes[0].kl.value, trainer.config.pilot.kl
-    if first > LOWEST_KL:
-        changes.append(measure(min(max(math.sqrt(limit / first), SCALES[0]), SCALES[1])))
+    changes, limit = [measure(1.0)], trainer.config.pilot.kl
+    while len(changes) < MAX_RATES and _needs_another_rate(changes, limit):
+        changes.append(measure(min(max(estimate_scale(changes, limit), SCALES[0]), SCALES[1])))
     _on_holders(learner, lambda: moved.write(0.0))
     return PolicyStep(
         learning_rate=rate, changes=changes, rate_at_limit=rate * estimate_scale(changes, limit), stats=stats
@@ -143,6 +144,12 @@ def measure_step(trainer: Trainer, sample: PilotSample, learner: Learner) -> Pol
 def first_full_iteration(trainer: Trainer, learner: Learner) -> int:
     """The first iteration (counted from 0) that updates the policy at its peak learning rate."""
     return max(policy_warmup(trainer.config), learner.optimizer.warmup_iterations)
+
+
+def _needs_another_rate(changes: Sequence[StepChange], limit: float) -> bool:
+    """Whether a second rate is missing, or the last one has a KL that is far from the limit."""
+    kl = changes[-1].kl.value
+    return kl > LOWEST_KL and (len(changes) < 2 or not 1 / NEAR < kl / limit < NEAR)
 
 
 def estimate_scale(changes: Sequence[StepChange], limit: float) -> float:
@@ -156,8 +163,8 @@ def estimate_scale(changes: Sequence[StepChange], limit: float) -> float:
         return math.nan
     scale, kl = known[-1]
     exponent = 2.0
-    if len(known) > 1 and (ratio := known[0][0] / scale) != 1.0:
-        exponent = min(max(math.log(known[0][1] / kl) / math.log(ratio), EXPONENTS[0]), EXPONENTS[1])
+    if len(known) > 1 and (ratio := known[-2][0] / scale) != 1.0:
+        exponent = min(max(math.log(known[-2][1] / kl) / math.log(ratio), EXPONENTS[0]), EXPONENTS[1])
     return scale * (limit / kl) ** (1.0 / exponent)
 
 
