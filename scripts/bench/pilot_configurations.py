@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-COMMON = ("tracker.console=plain", "launch.threads=1", "seed=11")
+COMMON = ("tracker.console=plain", "launch.threads=1", "seed=23")
 SOLO = ("task=sorting_solo",)
+FOUR = ("rollout.num_generations=4",)
+EXACT = ("reward.match=exact",)
+DIFFERING = "equal_scores scores_by_prompt few_differing"
 GROUPS = ("algorithm=grpo", "rollout.num_generations=8")
 
 
@@ -61,11 +64,6 @@ def score(examples, responses):
     found = [float("answer: " in text) for text in responses["solo"]]
     return {"team": found, "parts": {"found": found}}
 """
-DEAF = """
-def talk(example, agents):
-    yield {"low": f"{example['letters']}<"}
-    yield {"high": f"{example['letters']}>"}
-"""
 ZERO = """
 import torch
 
@@ -74,44 +72,44 @@ def zero(inputs, config):
 """
 
 CONFIGURATIONS = (
-    healthy("sorting_ippo"),
-    healthy("sorting_ppo_value_head", "algorithm=ppo", "critic=value_head"),
-    healthy("sorting_shared_policy", "team=shared_policy"),
-    healthy("sorting_shared_policy_grpo", "team=shared_policy", *GROUPS),
-    healthy("sorting_shared_base", "actor=tiny_lora", "team=shared_base"),
-    healthy("sorting_mappo", "algorithm=mappo", "critic=centralized"),
-    healthy("sorting_happo", "algorithm=happo"),
-    healthy("sorting_peers", "task=sorting_peers"),
-    healthy("relay", "task=relay"),
-    healthy("signalling", "+experiment=signalling"),
-    healthy("ladder", "task=ladder", "algorithm=turn_ppo"),
-    healthy("probe", "+experiment=probe_conditional"),
-    healthy("solo_grpo", *SOLO, *GROUPS),
-    healthy("solo_rloo", *SOLO, "algorithm=rloo", "rollout.num_generations=4"),
-    healthy("solo_reinforce_plus_plus", *SOLO, "algorithm=reinforce_plus_plus"),
-    healthy("solo_remax", *SOLO, "algorithm=remax"),
-    healthy("solo_dapo", *SOLO, "algorithm=dapo", "rollout.num_generations=8"),
-    healthy("solo_gspo", *SOLO, "algorithm=gspo", "rollout.num_generations=8"),
-    healthy("solo_cispo", *SOLO, "algorithm=cispo", "rollout.num_generations=8"),
-    healthy("solo_actor_critic", *SOLO, "algorithm=actor_critic"),
-    failing("constant_reward", "equal_scores", *REWARD, reward=CONSTANT),
-    failing("constant_reward_grpo", "equal_scores", *SOLO, *GROUPS, *REWARD, reward=CONSTANT),
-    failing("score_of_prompt", "scores_by_prompt", *SOLO, *REWARD, reward=BY_PROMPT),
-    failing("score_of_prompt_grpo", "scores_by_prompt removed_signal", *SOLO, *GROUPS, *REWARD, reward=BY_PROMPT),
-    failing("cold_sampling", "equal_scores scores_by_prompt", *SOLO, *GROUPS, "rollout.temperature=0.01"),
-    failing("not_a_number", "failing_rewards non_finite_scores failure", *SOLO, *REWARD, reward=NOT_A_NUMBER),
-    failing("raising_reward", "failing_rewards failure", *REWARD, reward=RAISING),
-    failing("rate_1", "large_step", "actor.learning_rate=1"),
-    failing("rate_0.1_grpo", "large_step", *SOLO, *GROUPS, "actor.learning_rate=0.1"),
-    failing("rate_1_lora", "large_step", "actor=tiny_lora", "team=shared_base", "actor.learning_rate=1"),
-    failing("rate_1e-12", "small_step", "actor.learning_rate=1e-12"),
-    failing("rate_1e-11_grpo", "small_step", *SOLO, *GROUPS, "actor.learning_rate=1e-11"),
-    failing("rate_0_of_one_agent", "no_update", "task.agents.high.actor.learning_rate=0"),
-    failing("critic_warmup", "no_update", "algorithm=ppo", "algorithm.critic_warmup=90", "num_iterations=90"),
-    failing("kl_of_reward", "kl_coefficient", "algorithm.kl.reward.coef=100"),
-    failing("truncated", "truncated", *SOLO, "rollout.max_new_tokens=2"),
-    failing("unparsed", "unparsed", *SOLO, *REWARD, reward=PREFIXED),
-    failing("deaf", "deaf_agents", "task.protocol=HOME/protocol.py:talk", protocol=DEAF),
-    failing("zero_advantages", "removed_signal no_gradient", "algorithm.advantage=HOME/zero.py:zero", zero=ZERO),
-    failing("noise", "noise", *SOLO, *REWARD, reward=NOISE),
+    healthy("sorting_experiment", "+experiment=sorting_ppo"),
+    healthy("sorting_rounds", "team.update_order=round_robin", "team.round_robin_every=2"),
+    healthy("sorting_ppo_groups", "algorithm=ppo", "rollout.num_generations=4"),
+    healthy("sorting_grpo", *GROUPS),
+    healthy("sorting_shared_policy_ppo", "team=shared_policy", "algorithm=ppo"),
+    healthy("sorting_shared_base_grpo", "actor=tiny_lora", "team=shared_base", *GROUPS),
+    healthy("sorting_mappo_groups", "algorithm=mappo", "critic=centralized", "rollout.num_generations=2"),
+    healthy("sorting_four_letters", "task.length=4", "task.alphabet=abcdef"),
+    healthy("peers_rloo", "task=sorting_peers", "algorithm=rloo", "rollout.num_generations=4"),
+    healthy("relay_ppo", "task=relay", "algorithm=ppo"),
+    healthy("signalling_four", "+experiment=signalling", "task.signals=abcd"),
+    healthy("probe_constant", "+experiment=probe_constant"),
+    healthy("probe_grid", "+experiment=probe_grid"),
+    healthy("solo_ppo", *SOLO, "algorithm=ppo"),
+    healthy("solo_value_head", *SOLO, "algorithm=ppo", "critic=value_head"),
+    healthy("solo_dr_grpo", *SOLO, "algorithm=dr_grpo", "rollout.num_generations=8"),
+    healthy("solo_reinforce_baseline", *SOLO, "algorithm=reinforce_plus_plus_baseline", "rollout.num_generations=4"),
+    healthy("solo_vapo", *SOLO, "algorithm=vapo", "rollout.num_generations=8"),
+    healthy("solo_pf_ppo", *SOLO, "algorithm=pf_ppo"),
+    healthy("solo_lora", *SOLO, "actor=tiny_lora"),
+    failing("constant_reward_ppo", "equal_scores", *SOLO, "algorithm=ppo", *REWARD, reward=CONSTANT),
+    failing("constant_reward_grpo", "equal_scores", *GROUPS, *REWARD, reward=CONSTANT),
+    failing("score_of_prompt_team", "scores_by_prompt", "algorithm=ppo", *REWARD, reward=BY_PROMPT),
+    failing("score_of_prompt_rloo", "scores_by_prompt", *SOLO, "algorithm=rloo", *FOUR, *REWARD, reward=BY_PROMPT),
+    failing("cold_sampling_team", DIFFERING, *GROUPS, "rollout.temperature=0.02"),
+    failing("exact_of_eight", "equal_scores", *SOLO, *EXACT, "task.length=8", "rollout.max_new_tokens=10"),
+    failing("not_a_number", "failing_rewards non_finite_scores failure", *REWARD, reward=NOT_A_NUMBER),
+    failing("raising_reward", "failing_rewards failure", *SOLO, *GROUPS, *REWARD, reward=RAISING),
+    failing("rate_0.5_ppo", "large_step", *SOLO, "algorithm=ppo", "actor.learning_rate=0.5"),
+    failing("rate_0.2_shared", "large_step", "team=shared_policy", "actor.learning_rate=0.2"),
+    failing("rate_0.7_lora", "large_step", *SOLO, "actor=tiny_lora", "actor.learning_rate=0.7"),
+    failing("rate_1e-11_ppo", "small_step", *SOLO, "algorithm=ppo", "actor.learning_rate=1e-11"),
+    failing("rate_1e-12_shared", "small_step", "team=shared_policy", "actor.learning_rate=1e-12"),
+    failing("rate_0", "no_update", *SOLO, "actor.learning_rate=0"),
+    failing("warmup_of_the_run", "no_update", "actor.warmup_iterations=90", "num_iterations=90"),
+    failing("kl_of_reward_ppo", "kl_coefficient", *SOLO, "algorithm=ppo", "algorithm.kl.reward.coef=30"),
+    failing("truncated", "truncated", *SOLO, *EXACT, "rollout.max_new_tokens=1"),
+    failing("unparsed_grpo", "unparsed", *SOLO, *GROUPS, *REWARD, reward=PREFIXED),
+    failing("zero_advantages", "removed_signal", *SOLO, "algorithm.advantage=HOME/zero.py:zero", zero=ZERO),
+    failing("noise", "noise", *REWARD, reward=NOISE),
 )

@@ -1,8 +1,8 @@
 """Run pilots of healthy configurations and of others that cannot learn: is the cause named, who is called hopeless?
 
-    python scripts/bench/pilots.py /tmp/pilots                    all of them: minutes on one core
+    python scripts/bench/pilots.py /tmp/pilots                    all: a quarter of an hour on one core
     python scripts/bench/pilots.py /tmp/pilots --only 'fails/*' --verbose
-    python scripts/bench/pilots.py /tmp/pilots --record           also docs/data/pilots.json and the table of docs/pilot.md
+    python scripts/bench/pilots.py /tmp/pilots --record           also the data and table of docs/pilot.md
     python scripts/bench/pilots.py /tmp/pilots --report           the table of the recorded pilots alone
 
 The list is in `pilot_configurations.py`. A configuration that cannot learn is right if one of its expected findings is

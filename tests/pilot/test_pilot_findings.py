@@ -12,13 +12,15 @@ import pytest
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.diagnosis.finding import Observations
-from ippo_cli.pilot.findings import Assessment, Verdict, assess, failed_assessment
+from ippo_cli.pilot.change import StepChange
+from ippo_cli.pilot.findings import Verdict
 from ippo_cli.pilot.gradient import PolicyGradient
 from ippo_cli.pilot.measure import Measurement, PolicyMeasurement
 from ippo_cli.pilot.report import format_report, to_json_data
 from ippo_cli.pilot.size import PilotSize
 from ippo_cli.pilot.statistics import Estimate, GradientSignal, ScoreSpread, measure_spread
-from ippo_cli.pilot.step import PolicyStep, StepChange
+from ippo_cli.pilot.step import PolicyStep
+from ippo_cli.pilot.verdict import Assessment, assess, failed_assessment
 
 DIFFERING = [[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
 SIZE = PilotSize(prompts=8, generations=2, repeats=0, repeated_prompts=0, episode_tokens=4, run_tokens=6400)
@@ -37,9 +39,7 @@ def policy(
     kl: float = 0.01, gradient: GradientSignal | None = None, steps: int = 400, rate: float = 3.5e-4
 ) -> PolicyMeasurement:
     own = gradient or signal()
-    change = StepChange(
-        scale=1.0, kl=Estimate(kl, kl / 2, 2 * kl), largest_logratio=0.1, clip_fraction=0.0, gain=Estimate(0.1, -1, 1)
-    )
+    change = StepChange(scale=1.0, kl=Estimate(kl, kl / 2, 2 * kl), largest_logratio=0.1, clip_fraction=0.0)
     return PolicyMeasurement(
         name="solo",
         agents=("solo",),
@@ -49,6 +49,7 @@ def policy(
             learning_rate=rate,
             changes=[change],
             rate_at_limit=rate * math.sqrt(0.02 / kl) if kl else math.nan,
+            gain=Estimate(0.1, -1, 1),
             stats={},
         ),
     )

@@ -1,4 +1,4 @@
-"""Statistics of pilots with known answers: variance within and between prompts, intervals, and the gradient's signal."""
+"""Statistics of pilots with known answers: variance within and between prompts, intervals, the gradient's signal."""
 
 from __future__ import annotations
 

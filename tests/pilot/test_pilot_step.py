@@ -9,13 +9,14 @@ import pytest
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.batch_sizes import compute_batch_sizes
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.pilot.change import RowChange, StepChange, estimate_gain
 from ippo_cli.pilot.size import MIN_PROMPTS, check_pilot_tokens, compute_pilot_size
 from ippo_cli.pilot.statistics import UNKNOWN, Estimate
-from ippo_cli.pilot.step import RowChange, StepChange, estimate_gain, estimate_scale
+from ippo_cli.pilot.step import estimate_scale
 
 
 def change(scale: float, kl: float) -> StepChange:
-    return StepChange(scale=scale, kl=Estimate(kl), largest_logratio=0.0, clip_fraction=0.0, gain=UNKNOWN)
+    return StepChange(scale=scale, kl=Estimate(kl), largest_logratio=0.0, clip_fraction=0.0)
 
 
 def row(prompt: int, score: float, logratio: float) -> RowChange:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ippo_cli.engine import distributed
+from ippo_cli.pilot.change import HALVES
 from ippo_cli.pilot.gradient import start_updates
 from ippo_cli.pilot.sample import PilotSample
-from ippo_cli.pilot.step import HALVES
 from ippo_cli.reporting.iteration_metrics import explained_variance
 from ippo_cli.training.methods.reward_to_go import use_reward_to_go
 from ippo_cli.training.trainer import Trainer

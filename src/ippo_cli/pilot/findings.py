@@ -1,7 +1,4 @@
-"""What will stop a run from learning, by the measurements of its pilot, and the verdict.
-
-Conditions that the doctor finds in a single iteration are the doctor's own; the others need what only a pilot measures.
-"""
+"""Conditions that will stop a run from learning, and that only the measurements of a pilot show."""
 
 from __future__ import annotations
 
@@ -14,11 +11,9 @@ from ippo_cli.config.schema import Config
 from ippo_cli.config.text import format_count, join_names
 from ippo_cli.diagnosis.conditions.kl import DOMINANT_STRENGTH, describe_strong_kl, kl_strength
 from ippo_cli.diagnosis.conditions.scores import NEARLY_ALL, describe_equal_scores
-from ippo_cli.diagnosis.diagnose import diagnose
 from ippo_cli.diagnosis.finding import Certainty, Evidence, Finding, Observations, format_value, metric_evidence
 from ippo_cli.diagnosis.rates import default_rate, describe_rate
-from ippo_cli.diagnosis.registry import BY_NAME
-from ippo_cli.diagnosis.series import metric_value, trained_agents
+from ippo_cli.diagnosis.series import trained_agents
 from ippo_cli.pilot.measure import Measurement, PolicyMeasurement
 from ippo_cli.pilot.statistics import Estimate
 
@@ -28,13 +23,11 @@ LARGE_STEP = 50.0
 SMALL_CHANGE = 1e-3  # nats per token that all steps of a run together change a policy by, at most
 CAREFUL_STEP = 0.2  # of the largest rate, to replace a rate that is far too low
 FEW_DIFFERING = 0.1  # fraction of prompts with a signal, at most, that makes a run slow
+LOW_TEMPERATURE = 0.5  # below which responses to a prompt are nearly equal
 MIN_RUN_SIGNAL = 1.0  # norm of the summed signal of all steps, by that of their noise
 PARSED_PARTS = ("found", "parsed", "format")  # parts of rewards: whether a response has the form of an answer
+GROUP_BASELINES = ("group", "leave_one_out")  # values of `algorithm.advantage`
 STRICT, FLEXIBLE = "strict", "flexible"  # parts of rewards with a strict rule that reads fewer answers
-SHARED_CONDITIONS = (
-    *("failing_rewards", "non_finite_scores", "stop_token", "chat_template", "sampler_mismatch", "masked_tokens"),
-    *("silent", "truncated", "overflow", "deaf_agents", "skipped_steps"),
-)
 
 
 class Verdict(str, Enum):
@@ -53,78 +46,6 @@ class NamedFinding:
     name: str
     finding: Finding
     verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assessment:
-    """The findings of a pilot, the gravest first, and the verdict on the run."""
-
-    findings: Sequence[NamedFinding]
-    verdict: Verdict
-    reason: str  # of the verdict, one clause
-
-
-GRAVITY = (Verdict.no_signal, Verdict.too_large_steps, Verdict.slow, Verdict.learns)
-
-
-def assess(measurement: Measurement, observations: Observations) -> Assessment:
-    """All findings, and the verdict: the gravest of the findings, or what the sample shows of the signal."""
-    found = [
-        NamedFinding(name, finding, _shared_verdict(name, finding, observations))
-        for name, finding in diagnose(observations, [BY_NAME[name] for name in SHARED_CONDITIONS]).findings.items()
-    ]
-    covered = {agent for one in found if one.verdict is Verdict.no_signal for agent in one.finding.agents}
-    for check in CHECKS:
-        for one in check(measurement, observations):
-            if not covered.issuperset(one.finding.agents) or one.verdict is Verdict.too_large_steps:
-                found.append(one)
-                covered |= set(one.finding.agents) if one.verdict is Verdict.no_signal else set()
-    found.sort(key=lambda one: GRAVITY.index(one.verdict))
-    verdict, reason = _judge(measurement, found, trained_agents(observations.config))
-    return Assessment(findings=found, verdict=verdict, reason=reason)
-
-
-def _shared_verdict(name: str, finding: Finding, observations: Observations) -> Verdict:
-    if name in ("non_finite_scores", "masked_tokens", "silent"):
-        return Verdict.no_signal
-    if name == "failing_rewards":
-        shares = [metric_value(observations.rows[-1], f"{agent}/score/failed_fraction") for agent in finding.agents]
-        return Verdict.no_signal if min(shares) > observations.config.reward.failure_budget else Verdict.slow
-    return Verdict.slow
-
-
-def _judge(measurement: Measurement, found: Sequence[NamedFinding], trained: Sequence[str]) -> tuple[Verdict, str]:
-    """The verdict and its reason. A policy without a signal does not stop the others."""
-    hopeless = {agent for one in found if one.verdict is Verdict.no_signal for agent in one.finding.agents}
-    if hopeless.issuperset(trained):
-        return Verdict.no_signal, "no agent can learn"
-    if any(one.verdict is Verdict.too_large_steps for one in found):
-        return Verdict.too_large_steps, "single steps change a policy by too much"
-    if found:
-        return Verdict.slow, "see above"
-    shown = [name for policy in measurement.policies if (name := _shown_signal(policy)) is not None]
-    if shown:
-        return Verdict.learns, shown[0]
-    return Verdict.slow, f"no direction of improvement is visible in {format_count(measurement.episodes, 'response')}"
-
-
-def _shown_signal(policy: PolicyMeasurement) -> str | None:
-    """How the sample shows that a policy improves beyond chance; None if it does not."""
-    if policy.step is not None and policy.step.configured.gain.low > 0:
-        return f"a step of {policy.name} raises the expected score on prompts that it has not seen"
-    if policy.gradient is not None and policy.gradient.whole.squared_ratio.low > 0:
-        return f"gradients of {policy.name} on different prompts agree"
-    return None
-
-
-def failed_assessment(error: str, remedy: str, agents: Sequence[str]) -> Assessment:
-    """The assessment of a pilot that an error of the reward, or of an update, has ended."""
-    finding = Finding(agents=tuple(agents), text=error, advice=remedy, certainty=Certainty.certain)
-    return Assessment(
-        findings=[NamedFinding("failure", finding, Verdict.no_signal)],
-        verdict=Verdict.no_signal,
-        reason="the run would end with this error",
-    )
 
 
 def _find_equal_scores(measurement: Measurement, observations: Observations) -> Iterator[NamedFinding]:
@@ -146,7 +67,7 @@ def _find_equal_scores(measurement: Measurement, observations: Observations) -> 
             f"{spread.compared} prompts scores better than another one",
             advice="let the reward compare responses, or sample more different ones",
             evidence=(Evidence("prompts with scores that differ", _format(spread.differing)),),
-            overrides=("reward=...", f"rollout.temperature={max(1.0, 1.5 * rollout.temperature):g}"),
+            overrides=(f"rollout.temperature={max(1.0, 1.5 * rollout.temperature):g}", "reward=..."),
             certainty=Certainty.certain,
         )
         yield NamedFinding("scores_by_prompt", finding, Verdict.no_signal)
@@ -160,18 +81,27 @@ def _find_few_differing(measurement: Measurement, observations: Observations) ->
         if (spread := measurement.spreads[name]).differing.value > 0 and spread.differing.high < FEW_DIFFERING
     ]
     if names:
-        spread, count = measurement.spreads[names[0]], observations.config.rollout.num_generations
+        spread = measurement.spreads[names[0]]
         finding = Finding(
             agents=tuple(names),
             text=f"only {spread.differing.value:.1%} of the prompts of {join_names(names)} have responses that differ "
             "in score",
             advice="most of each buffer teaches nothing: use prompts of medium difficulty, or draw others instead",
             evidence=(Evidence("prompts with scores that differ", _format(spread.differing)),),
-            overrides=("rollout.refill_rounds=4",)
-            if count > 1 and not observations.config.rollout.refill_rounds
-            else (f"rollout.num_generations={2 * count}",),
+            overrides=_difference_overrides(observations.config),
         )
         yield NamedFinding("few_differing", finding, Verdict.slow)
+
+
+def _difference_overrides(config: Config) -> tuple[str, ...]:
+    """Overrides that give more responses of a prompt different scores."""
+    rollout = config.rollout
+    refills = rollout.num_generations > 1 and not rollout.refill_rounds
+    return (
+        *(("rollout.temperature=1.0",) if rollout.temperature < LOW_TEMPERATURE else ()),
+        *(("rollout.refill_rounds=4",) if refills else ()),
+        f"rollout.num_generations={2 * max(rollout.num_generations, 4)}",
+    )
 
 
 def _find_removed_signal(measurement: Measurement, observations: Observations) -> Iterator[NamedFinding]:
@@ -184,7 +114,7 @@ def _find_removed_signal(measurement: Measurement, observations: Observations) -
         and measurement.spreads[name].differing.value > 0
     ]
     if names:
-        is_single = config.rollout.num_generations == 1
+        is_single = config.rollout.num_generations == 1 and config.algorithm.advantage in GROUP_BASELINES
         group = "; a group of one response has no other to compare with" if is_single else ""
         finding = Finding(
             agents=tuple(names),
@@ -201,7 +131,7 @@ def _find_removed_signal(measurement: Measurement, observations: Observations) -
 
 
 def _find_no_update(measurement: Measurement, observations: Observations) -> Iterator[NamedFinding]:
-    """A policy that no step changes: no iteration with an update, a rate of 0, or no gradient."""
+    """A policy that no step changes: no iteration with an update, or a rate of 0."""
     config = observations.config
     for policy in measurement.policies:
         agent = config.task.agents[policy.agents[0]]
@@ -217,7 +147,11 @@ def _find_no_update(measurement: Measurement, observations: Observations) -> Ite
                 certainty=Certainty.certain,
             )
             yield NamedFinding("no_update", finding, Verdict.no_signal)
-            continue
+
+
+def _find_no_gradient(measurement: Measurement, observations: Observations) -> Iterator[NamedFinding]:
+    """Agents without a gradient in their policy."""
+    for policy in measurement.policies:
         if policy.gradient is None:
             continue
         silent = [name for name, signal in policy.gradient.by_agent.items() if signal.norm == 0]
@@ -353,6 +287,7 @@ CHECKS: Sequence[Check] = (
     _find_no_update,
     _find_equal_scores,
     _find_removed_signal,
+    _find_no_gradient,
     _find_step_size,
     _find_strong_kl,
     _find_few_differing,

@@ -21,7 +21,7 @@ from ippo_cli.training.placed_updates import LearnerRows, PlacedUpdates
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Minibatch, StepContext
 
-PARTS = 8  # of the sample; their gradients are kept at once
+PARTS = 16  # of the sample; their gradients are kept at once
 MAX_BYTES = 2**31  # of a rank's kept gradients; two parts if it would be more
 
 

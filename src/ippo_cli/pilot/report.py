@@ -9,10 +9,11 @@ from dataclasses import asdict
 from typing import Any
 
 from ippo_cli.config.text import escape_controls, format_table, truncate_text
-from ippo_cli.pilot.findings import Assessment, NamedFinding
+from ippo_cli.pilot.findings import NamedFinding
 from ippo_cli.pilot.measure import Measurement, PolicyMeasurement
 from ippo_cli.pilot.size import PilotSize
 from ippo_cli.pilot.statistics import Estimate
+from ippo_cli.pilot.verdict import Assessment
 from ippo_cli.runs.json_values import replace_non_finite
 
 WIDTH = 100
@@ -150,7 +151,7 @@ def _step_rows(policies: Sequence[PolicyMeasurement]) -> Iterator[list[str]]:
             _interval(change.kl),
             _number(change.largest_logratio),
             _number(change.clip_fraction),
-            _interval(change.gain),
+            _interval(policy.step.gain),
             _number(policy.step.rate_at_limit),
         ]
 
@@ -244,4 +245,7 @@ def _number(value: float) -> str:
 def _interval(estimate: Estimate) -> str:
     if math.isnan(estimate.low):
         return _number(estimate.value)
+    half = (estimate.high - estimate.low) / 2
+    if math.isclose(estimate.low + half, estimate.value, abs_tol=1e-3 * half):
+        return f"{_number(estimate.value)} ±{half:.2g}"
     return f"{_number(estimate.value)} [{_number(estimate.low)}, {_number(estimate.high)}]"

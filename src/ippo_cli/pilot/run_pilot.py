@@ -20,11 +20,11 @@ from ippo_cli.config.secrets import redact_text
 from ippo_cli.diagnosis.finding import Observations
 from ippo_cli.diagnosis.observe import find_chat_templates
 from ippo_cli.engine import distributed
-from ippo_cli.pilot.findings import Assessment, assess, failed_assessment
 from ippo_cli.pilot.folder import report_path, work_root
 from ippo_cli.pilot.measure import Measurement, measure
 from ippo_cli.pilot.report import describe_size, format_failure, format_report, to_json_data
 from ippo_cli.pilot.size import compute_pilot_size
+from ippo_cli.pilot.verdict import Assessment, assess, failed_assessment
 from ippo_cli.runs.folder import display_path, write_atomically
 from ippo_cli.training.build_trainer import RunContext, build_trainer
 from ippo_cli.training.failure import handle_failure

@@ -38,7 +38,7 @@ class PilotSize:
 
 
 def compute_pilot_size(config: Config, sizes: BatchSizes, world_size: int) -> PilotSize:
-    """The largest pilot within `pilot.tokens`, up to the larger of a buffer and `USUAL_PROMPTS`."""
+    """The largest pilot within `pilot.tokens`; by default at most the larger of a buffer and `USUAL_PROMPTS`."""
     generations = config.rollout.num_generations
     repeats = RESPONSES - 1 if generations == 1 else 0
     per_episode = sum(response_budgets(config).values())
@@ -57,6 +57,8 @@ def compute_pilot_size(config: Config, sizes: BatchSizes, world_size: int) -> Pi
     least = _least_prompts(world_size, generations)
     limit = config.pilot.tokens or max(int(RUN_FRACTION * run_tokens), build(least).tokens)
     most = max(sizes.prompts_per_iteration, USUAL_PROMPTS, least)
+    if config.pilot.tokens is not None:  # as many as were asked for
+        most = max(config.pilot.tokens // (generations * per_episode), least)
     return next((size for size in map(build, range(most, least, -1)) if size.tokens <= limit), build(least))
 
 

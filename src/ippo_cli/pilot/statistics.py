@@ -126,18 +126,21 @@ def measure_signal(products: Sequence[Sequence[float]], rows: int, step_rows: in
     """The signal from scalar products of the gradients of parts of a sample, `rows` together.
 
     Products of different parts estimate the squared norm of the expected gradient, and squared norms of single parts
-    exceed it by the part's noise (McCandlish et al. 2018, appendix A.1). `step_rows`: rows of an optimizer step.
+    exceed it by the part's noise (McCandlish et al. 2018, appendix A.1). The interval is that of their quotient, the
+    correlation r of two parts: the ratio is `r / (1 - r)`. `step_rows`: rows of an optimizer step.
     """
-    parts = range(len(products))
-    part_rows = rows / len(products)
+    parts = list(range(len(products)))
+    scale = step_rows * len(products) / rows  # the variance of a gradient is inverse to its number of rows
     halves = [[place for place in parts if place % 2 == half] for half in (0, 1)]
     norms = [_block_sum(products, half, half) for half in halves]
     norm = math.sqrt(norms[0] * norms[1]) if min(norms) > 0 else 0.0
-    whole = _block_sum(products, list(parts), list(parts))
+    correlation = jackknife(parts, lambda places: _part_correlation(products, places))
     return GradientSignal(
-        norm=math.sqrt(max(whole, 0.0)) / len(products),
+        norm=math.sqrt(max(_block_sum(products, parts, parts), 0.0)) / len(products),
         cosine=_block_sum(products, *halves) / norm if norm > 0 else math.nan,
-        squared_ratio=jackknife(list(parts), lambda places: _squared_ratio(products, places) * step_rows / part_rows),
+        squared_ratio=Estimate(
+            *(scale * _odds(value) for value in (correlation.value, correlation.low, correlation.high))
+        ),
     )
 
 
@@ -145,13 +148,13 @@ def _block_sum(products: Sequence[Sequence[float]], left: Sequence[int], right: 
     return sum(products[one][other] for one in left for other in right)
 
 
-def _squared_ratio(products: Sequence[Sequence[float]], places: Sequence[int]) -> float:
-    """Squared expected gradient by the variance of one part's gradient; NaN for fewer than two parts."""
-    if len(places) < 2:
-        return math.nan
+def _part_correlation(products: Sequence[Sequence[float]], places: Sequence[int]) -> float:
+    """Mean product of two parts by the mean square of one; NaN for fewer than two parts, or without gradients."""
     squares = fmean(products[place][place] for place in places)
-    signal = fmean(products[one][other] for one in places for other in places if one != other)
-    noise = squares - signal
-    if noise <= ROUNDING * squares:
-        return math.inf if squares > 0 else math.nan
-    return signal / noise
+    if len(places) < 2 or squares <= 0:
+        return math.nan
+    return fmean(products[one][other] for one in places for other in places if one != other) / squares
+
+
+def _odds(correlation: float) -> float:
+    return math.inf if correlation >= 1 - ROUNDING else correlation / (1 - correlation)
