@@ -79,7 +79,7 @@ CONFIGURATIONS = (
     healthy("sorting_shared_policy_ppo", "team=shared_policy", "algorithm=ppo"),
     healthy("sorting_shared_base_grpo", "actor=tiny_lora", "team=shared_base", *GROUPS),
     healthy("sorting_mappo_groups", "algorithm=mappo", "critic=centralized", "rollout.num_generations=2"),
-    healthy("sorting_four_letters", "task.length=4", "task.alphabet=abcdef"),
+    healthy("sorting_four_letters", "task.length=4", "task.train_size=4096", "task.eval_size=256"),
     healthy("peers_rloo", "task=sorting_peers", "algorithm=rloo", "rollout.num_generations=4"),
     healthy("relay_ppo", "task=relay", "algorithm=ppo"),
     healthy("signalling_four", "+experiment=signalling", "task.signals=abcd"),

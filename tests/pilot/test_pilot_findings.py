@@ -50,7 +50,7 @@ def policy(
             changes=[change],
             rate_at_limit=rate * math.sqrt(0.02 / kl) if kl else math.nan,
             gain=Estimate(0.1, -1, 1),
-            stats={},
+            stats={"solo/policy/grad_norm": own.norm},
         ),
     )
 

@@ -10,6 +10,7 @@ import torch
 from small import experience_of, open_trainer
 from torch import Tensor
 
+from ippo_cli.pilot.change import measure_change, read_logprobs
 from ippo_cli.pilot.gradient import build_batch, measure_gradient, share_learner_rows
 from ippo_cli.pilot.sample import PilotSample, collect_sample
 from ippo_cli.pilot.size import PilotSize
@@ -58,8 +59,8 @@ def test_parts_of_the_sample_are_whole_prompts(sample: PilotSample) -> None:
     assert sample.rows_outside(1, 2, 1).tolist() == [True, False] * 8
 
 
-def test_step_is_undone_and_is_that_of_the_run(opened: Trainer, sample: PilotSample) -> None:
-    """The weights return to the bit; the measured KL is that of the run's own first step on these rows."""
+def test_step_is_undone(opened: Trainer, sample: PilotSample) -> None:
+    """The weights return to the bit, and the last measured rate has nearly the wanted KL."""
     before = weights(opened)
     learner = opened.state.team["low"].policy
     step = measure_step(opened, sample, learner)
@@ -98,15 +99,24 @@ def test_gradient_measures_each_agent(opened: Trainer, sample: PilotSample) -> N
     assert found.whole.norm > 0
 
 
-def test_first_step_is_one_step(opened: Trainer, sample: PilotSample) -> None:
-    """The last test of this trainer: it changes the weights."""
+def test_step_is_that_of_the_run(opened: Trainer, sample: PilotSample) -> None:
+    """The run's own update on the same half, ended after one step, changes the policy as much.
+
+    The last test of this trainer: it changes the weights. A second Adam step with the same gradient equals the first.
+    """
+    learner, half = opened.state.team["high"].policy, sample.select_part(0, 2, 1)
+    measured = measure_step(opened, sample, learner)
+    before = read_logprobs(opened, sample, learner)
     stats = update_team(
         opened.state.team,
         sample.experience,
-        sample.own_targets,
+        half.own_targets,
         opened.config,
         CONTEXT,
         methods=[*opened.methods, FirstStep()],
     )
-    counts = {name: value for row in stats for name, value in row.items() if name.endswith("/steps")}
-    assert set(counts.values()) == {1.0}
+    after = read_logprobs(opened, sample, learner)
+    found = measure_change(opened, sample, learner, before, after, 1.0)
+    assert {row.get("high/policy/steps", 1.0) for row in stats} == {1.0}
+    assert found.kl.value == pytest.approx(measured.configured.kl.value, rel=1e-3)
+    assert found.largest_logratio == pytest.approx(measured.configured.largest_logratio, rel=1e-3)

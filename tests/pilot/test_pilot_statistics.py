@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from ippo_cli.pilot.statistics import fraction, jackknife, measure_signal, measure_spread
+from ippo_cli.pilot.statistics import UNKNOWN, Estimate, fraction, jackknife, measure_signal, measure_spread
 from ippo_cli.runs.intervals import mean_interval
 
 
@@ -21,6 +21,15 @@ def test_jackknife_of_a_mean_is_the_t_interval() -> None:
 def test_jackknife_without_an_error_has_no_interval() -> None:
     assert math.isnan(jackknife([3.0], fmean).low)
     assert math.isnan(jackknife([], fmean).value)
+
+
+def test_more_comparisons_need_more_evidence() -> None:
+    """A value of 2.2 standard errors is above 0 alone, and not as one of four: their limit is 2.5."""
+    found = Estimate(2.2, 2.2 - 1.96, 2.2 + 1.96)
+    assert found.exceeds_zero(1)
+    assert not found.exceeds_zero(4)
+    assert Estimate(2.6, 2.6 - 1.96, 2.6 + 1.96).exceeds_zero(4)
+    assert not UNKNOWN.exceeds_zero(1)
 
 
 def test_spread_by_hand() -> None:
@@ -65,6 +74,12 @@ def test_signal_of_orthogonal_noise() -> None:
     assert found.norm == pytest.approx(math.sqrt(4 * 13 + 12 * 9) / 4)
     assert found.cosine == pytest.approx(4 * 9 / (2 * 13 + 2 * 9))
     assert measure_signal(products, rows=8, step_rows=6).squared_ratio.value == pytest.approx(3 * 9 / 4)
+
+
+def test_halves_are_interleaved() -> None:
+    """Parts 0 and 2 have one direction, 1 and 3 another: prompts of one half are not neighbours in the data."""
+    products = [[float(one % 2 == other % 2) for other in range(4)] for one in range(4)]
+    assert measure_signal(products, rows=4, step_rows=1).cosine == 0
 
 
 def test_signal_of_unrelated_gradients_is_not_positive() -> None:

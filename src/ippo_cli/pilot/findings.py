@@ -16,6 +16,7 @@ from ippo_cli.diagnosis.rates import default_rate, describe_rate
 from ippo_cli.diagnosis.series import trained_agents
 from ippo_cli.pilot.measure import Measurement, PolicyMeasurement
 from ippo_cli.pilot.statistics import Estimate
+from ippo_cli.pilot.step import PolicyStep
 
 # KL of the first step, in `pilot.kl`: a nat per token with its default. Runs of small models learn below it, and lose
 # their entropy above it. Adam's first step is its largest: later ones average gradients that disagree.
@@ -75,11 +76,7 @@ def _find_equal_scores(measurement: Measurement, observations: Observations) -> 
 
 def _find_few_differing(measurement: Measurement, observations: Observations) -> Iterator[NamedFinding]:
     """Few prompts have responses that differ in score."""
-    names = [
-        name
-        for name in trained_agents(observations.config)
-        if (spread := measurement.spreads[name]).differing.value > 0 and spread.differing.high < FEW_DIFFERING
-    ]
+    names = [name for name in trained_agents(observations.config) if _differs_rarely(measurement, name)]
     if names:
         spread = measurement.spreads[names[0]]
         finding = Finding(
@@ -91,6 +88,11 @@ def _find_few_differing(measurement: Measurement, observations: Observations) ->
             overrides=_difference_overrides(observations.config),
         )
         yield NamedFinding("few_differing", finding, Verdict.slow)
+
+
+def _differs_rarely(measurement: Measurement, agent: str) -> bool:
+    differing = measurement.spreads[agent].differing
+    return differing.value > 0 and differing.high < FEW_DIFFERING
 
 
 def _difference_overrides(config: Config) -> tuple[str, ...]:
@@ -154,7 +156,11 @@ def _find_no_gradient(measurement: Measurement, observations: Observations) -> I
     for policy in measurement.policies:
         if policy.gradient is None:
             continue
-        silent = [name for name, signal in policy.gradient.by_agent.items() if signal.norm == 0]
+        silent = [
+            name
+            for name, signal in policy.gradient.by_agent.items()
+            if signal.norm == 0 and not _differs_rarely(measurement, name)
+        ]
         if silent:
             finding = Finding(
                 agents=tuple(silent),
@@ -202,7 +208,7 @@ def _find_step_size(measurement: Measurement, observations: Observations) -> Ite
                 certainty=Certainty.certain,
             )
             yield NamedFinding("large_step", finding, Verdict.too_large_steps)
-        elif (largest := policy.steps**2 * max(kl.value, 0.0)) < SMALL_CHANGE and _has_gradient(policy):
+        elif (largest := policy.steps**2 * max(kl.value, 0.0)) < SMALL_CHANGE and _has_gradient(step):
             known = math.isfinite(step.rate_at_limit)
             rate = f"actor.learning_rate={_round_down(CAREFUL_STEP * step.rate_at_limit)}"
             finding = Finding(
@@ -218,8 +224,9 @@ def _find_step_size(measurement: Measurement, observations: Observations) -> Ite
             yield NamedFinding("small_step", finding, Verdict.slow)
 
 
-def _has_gradient(policy: PolicyMeasurement) -> bool:
-    return policy.gradient is None or policy.gradient.whole.norm > 0
+def _has_gradient(step: PolicyStep) -> bool:
+    """Whether the step had a gradient: without one, the rate is not the cause."""
+    return any(value > 0 for name, value in step.stats.items() if name.endswith("/grad_norm"))
 
 
 def _find_noise(measurement: Measurement, observations: Observations) -> Iterator[NamedFinding]:

@@ -12,7 +12,7 @@ from statistics import fmean, variance
 from typing import TypeVar
 
 from ippo_cli.formulas.estimates import wilson
-from ippo_cli.runs.intervals import t_quantile
+from ippo_cli.runs.intervals import normal_quantile, t_quantile
 
 T = TypeVar("T")
 ROUNDING = 1e-9  # differences below this fraction of the largest number are rounding
@@ -26,10 +26,9 @@ class Estimate:
     low: float = math.nan
     high: float = math.nan
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the number is finite."""
-        return math.isfinite(self.value)
+    def exceeds_zero(self, comparisons: int) -> bool:
+        """Whether it is above 0 beyond chance, as one of several numbers that are compared with 0 (Bonferroni)."""
+        return self.value > (self.value - self.low) * normal_quantile(comparisons) / normal_quantile()
 
 
 UNKNOWN = Estimate()

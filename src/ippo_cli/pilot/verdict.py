@@ -67,7 +67,8 @@ def _judge(measurement: Measurement, found: Sequence[NamedFinding], trained: Seq
         return Verdict.too_large_steps, "single steps change a policy by too much"
     if found:
         return Verdict.slow, "see above"
-    shown = [name for policy in measurement.policies if (name := _shown_signal(policy)) is not None]
+    tests = 2 * len(measurement.policies)
+    shown = [name for policy in measurement.policies if (name := _shown_signal(policy, tests)) is not None]
     if shown:
         return Verdict.learns, shown[0]
     count = format_count(measurement.episodes, "response")
@@ -75,11 +76,11 @@ def _judge(measurement: Measurement, found: Sequence[NamedFinding], trained: Seq
     return Verdict.slow, f"no direction of improvement is visible in {count}; pilot.tokens={more} shows more"
 
 
-def _shown_signal(policy: PolicyMeasurement) -> str | None:
-    """How the sample shows that a policy improves beyond chance; None if it does not."""
-    if policy.step is not None and policy.step.gain.low > 0:
+def _shown_signal(policy: PolicyMeasurement, tests: int) -> str | None:
+    """How the sample shows that a policy improves beyond chance; None if it does not. `tests`: of all policies."""
+    if policy.step is not None and policy.step.gain.exceeds_zero(tests):
         return f"a step of {policy.name} raises the expected score on prompts that it has not seen"
-    if policy.gradient is not None and policy.gradient.whole.squared_ratio.low > 0:
+    if policy.gradient is not None and policy.gradient.whole.squared_ratio.exceeds_zero(tests):
         return f"gradients of {policy.name} on different prompts agree"
     return None
 
