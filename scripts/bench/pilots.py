@@ -47,7 +47,7 @@ def main() -> int:
     wrong = [outcome["name"] for outcome in outcomes if not outcome["right"]]
     print(f"{len(jobs) - len(wrong)} of {len(jobs)} right" + (f"; not: {' '.join(wrong)}" if wrong else ""))
     if given.record:
-        DATA.write_text(json.dumps(outcomes, indent=1) + "\n")
+        DATA.write_text("[\n" + ",\n".join(map(json.dumps, outcomes)) + "\n]\n")
         write_table(outcomes)
     return 1 if wrong else 0
 

@@ -137,7 +137,7 @@ def _step_rows(policies: Sequence[PolicyMeasurement]) -> Iterator[list[str]]:
         "KL per token",
         "99 % |log ratio|",
         "clipped",
-        "gain of the score",
+        "gain, first order",
         "KL limit at",
     ]
     for policy in policies:
