@@ -55,7 +55,7 @@ def test_teams_and_critics(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     assert sorted(agents) == ["high", "low"]
     assert found.episodes == 16
     assert 0 < found.tokens <= 16 * 16
-    assert all(policy.step is not None and policy.step.configured.kl.value >= 0 for policy in found.policies)
+    assert all(policy.step is not None and policy.step.at_configured_rate.kl.value >= 0 for policy in found.policies)
     assert set(found.critics) == (set() if "algorithm=grpo" in overrides else {"low", "high"})
 
 

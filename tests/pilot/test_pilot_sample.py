@@ -66,7 +66,7 @@ def test_step_is_undone(opened: Trainer, sample: PilotSample) -> None:
     step = measure_step(opened, sample, learner)
     assert all(map(torch.equal, before, weights(opened)))
     assert step.learning_rate == learner.optimizer.learning_rate
-    assert step.configured.kl.value > 0
+    assert step.at_configured_rate.kl.value > 0
     assert step.stats["low/policy/steps"] == 1
     first, second, *_ = step.changes
     assert second.scale == pytest.approx(math.sqrt(0.02 / first.kl.value))
@@ -118,5 +118,5 @@ def test_step_is_that_of_the_run(opened: Trainer, sample: PilotSample) -> None:
     after = read_logprobs(opened, sample, learner)
     found = measure_change(opened, sample, learner, before, after, 1.0)
     assert {row.get("high/policy/steps", 1.0) for row in stats} == {1.0}
-    assert found.kl.value == pytest.approx(measured.configured.kl.value, rel=1e-3)
-    assert found.largest_logratio == pytest.approx(measured.configured.largest_logratio, rel=1e-3)
+    assert found.kl.value == pytest.approx(measured.at_configured_rate.kl.value, rel=1e-3)
+    assert found.largest_logratio == pytest.approx(measured.at_configured_rate.largest_logratio, rel=1e-3)

@@ -99,7 +99,7 @@ def _mean_kl(groups: Sequence[Sequence[RowChange]]) -> float:
 def estimate_gain(rows: Sequence[RowChange]) -> Estimate:
     """The change of the mean score by a step, to first order: the mean of `(score - baseline) * log ratio`.
 
-    The log ratio is that of all tokens of an episode, whose mean product with the score is the derivative of the
+    The log ratio is that of all tokens of an episode, and its mean product with the score is the derivative of the
     expected score in the step's direction. The baseline is the mean score of the other episodes of the prompt; of all
     other prompts, for a prompt with one episode.
     """

@@ -192,10 +192,10 @@ def _find_step_size(measurement: Measurement, observations: Observations) -> Ite
         if policy.step is None or _no_update_reason(policy, config) is not None:
             continue
         step, agent = policy.step, config.task.agents[policy.agents[0]]
-        kl = step.configured.kl
+        kl = step.at_configured_rate.kl
         evidence = (
             Evidence("KL of one step, nats per token", _format(kl)),
-            Evidence("99th percentile of |log ratio|", format_value(step.configured.largest_logratio)),
+            Evidence("99th percentile of |log ratio|", format_value(step.at_configured_rate.largest_logratio)),
         )
         if kl.value > LARGE_STEP * limit:
             finding = Finding(

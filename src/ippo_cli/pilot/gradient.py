@@ -21,8 +21,8 @@ from ippo_cli.training.placed_updates import LearnerRows, PlacedUpdates
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Minibatch, StepContext
 
-PARTS = 16  # of the sample; their gradients are kept at once
-MAX_BYTES = 2**31  # of a rank's kept gradients; two parts if it would be more
+PARTS = 16  # of the sample; their gradients are stored at once
+MAX_BYTES = 2**31  # of a rank's stored gradients; two parts if it would be more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def measure_gradient(trainer: Trainer, sample: PilotSample, learner: Learner, co
     """Measure a policy's gradient at its current weights, which stay as they are. Collective."""
     generations = trainer.config.rollout.num_generations
     prompts = len(sample.collected.buffer.prompts.positions)
-    kept: list[list[list[Tensor]]] = []  # by part and agent
+    gradients_by_part: list[list[list[Tensor]]] = []  # by part and agent
     count = 0
     for part in range(parts := _count_parts(trainer, learner, prompts)):
         rows = share_learner_rows(trainer, sample.select_part(part, parts, generations), learner, context)
@@ -52,12 +52,12 @@ def measure_gradient(trainer: Trainer, sample: PilotSample, learner: Learner, co
             with nullcontext() if learner.group.is_world else learner.group.activate():
                 batch = build_batch(learner, rows, context)
                 gradients = _gradients_by_agent(learner, batch, context)
-                kept.append([own_share(gradient) for gradient in gradients])
+                gradients_by_part.append([own_share(gradient) for gradient in gradients])
                 count += 0 if batch is None else batch.num_sequences
     found = None
     if learner.group.is_member:
         with nullcontext() if learner.group.is_world else learner.group.activate():
-            found = _measure_kept(learner, kept, count)
+            found = _measure_gradients(learner, gradients_by_part, count)
     if learner.group.is_world:
         assert found is not None
         return found
@@ -124,11 +124,13 @@ def _policy_gradient(learner: Learner, batch: Minibatch, context: StepContext) -
     return learner.engine.compute_gradient(totals())
 
 
-def _measure_kept(learner: Learner, kept: Sequence[Sequence[Sequence[Tensor]]], rows: int) -> PolicyGradient:
+def _measure_gradients(
+    learner: Learner, gradients_by_part: Sequence[Sequence[Sequence[Tensor]]], rows: int
+) -> PolicyGradient:
     names = learner.agent_names
-    flat = [gradient for part in kept for gradient in part]
+    flat = [gradient for part in gradients_by_part for gradient in part]
     local = torch.stack([torch.stack([scalar_product(left, right) for right in flat]) for left in flat])
-    products = distributed.all_sum(local).view(len(kept), len(names), len(kept), len(names))
+    products = distributed.all_sum(local).view(len(gradients_by_part), len(names), len(gradients_by_part), len(names))
 
     def measure(matrix: Tensor) -> GradientSignal:
         return measure_signal(matrix.tolist(), max(rows, 1), learner.mini_batch_size)

@@ -144,7 +144,7 @@ def _step_rows(policies: Sequence[PolicyMeasurement]) -> Iterator[list[str]]:
         if policy.step is None:
             yield [policy.name, "not measured", "", "", "", "", ""]
             continue
-        change = policy.step.configured
+        change = policy.step.at_configured_rate
         yield [
             policy.name,
             f"{policy.step.learning_rate:g}",

@@ -44,7 +44,7 @@ class PolicyStep:
     stats: UpdateStats
 
     @property
-    def configured(self) -> StepChange:
+    def at_configured_rate(self) -> StepChange:
         """The change at the configured rate."""
         return self.changes[0]
 

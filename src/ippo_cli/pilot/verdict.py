@@ -68,15 +68,15 @@ def _judge(measurement: Measurement, found: Sequence[NamedFinding], trained: Seq
     if found:
         return Verdict.slow, "see above"
     tests = 2 * len(measurement.policies)
-    shown = [name for policy in measurement.policies if (name := _shown_signal(policy, tests)) is not None]
-    if shown:
-        return Verdict.learns, shown[0]
+    evidence = [name for policy in measurement.policies if (name := _find_evidence(policy, tests)) is not None]
+    if evidence:
+        return Verdict.learns, evidence[0]
     count = format_count(measurement.episodes, "response")
     more = MORE_TOKENS * measurement.size.tokens
     return Verdict.slow, f"no direction of improvement is visible in {count}; pilot.tokens={more} shows more"
 
 
-def _shown_signal(policy: PolicyMeasurement, tests: int) -> str | None:
+def _find_evidence(policy: PolicyMeasurement, tests: int) -> str | None:
     """How the sample shows that a policy improves beyond chance; None if it does not. `tests`: of all policies."""
     if policy.step is not None and policy.step.gain.exceeds_zero(tests):
         return f"a step of {policy.name} raises the expected score on prompts that it has not seen"
