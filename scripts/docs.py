@@ -71,6 +71,7 @@ Examples
   ippo-train -m sweep=ppo_learning_rates            a search by Optuna; sweep=ppo_population: PBT
   ippo-train resume=outputs/default/RUN             continue a run exactly where it stopped
   ippo-train mode=plan                              check everything, show the arithmetic
+  ippo-train mode=pilot                             will it learn? a hundredth of the tokens
   ippo-train --help algorithm                       a group; --help rollout.temperature: a key
   ippo-eval run=outputs/default/RUN                 score a checkpoint on held-out data
   ippo-sweep outputs/default/SWEEP                  one table and one picture for a sweep
@@ -712,6 +713,7 @@ CORRIDOR = (
     "evaluation",
     "sweeps",
     "controls",
+    "pilot",
     "user_code",
     "processes",
     "config",

@@ -37,6 +37,7 @@ ORDER = [
     "planning",
     "training",
     "evaluation",
+    "pilot",
     "compose",
     "verification",
     "sweeps",

@@ -180,7 +180,7 @@ def _start(typed: Sequence[str]) -> Path:
     command = ["ippo-train", *typed]
     folder = start_training(compose_node(argv), argv, resumed, typed, command=command)
     if folder is None:
-        raise ConfigError("mode=plan", "trains nothing", "use ippo-train mode=plan, or mode=train")
+        raise ConfigError("mode=plan or mode=pilot", "trains nothing", "use ippo-train for it, or mode=train")
     return folder
 
 

@@ -23,12 +23,20 @@ def main() -> NoReturn:
     def train() -> None:
         from ippo_cli.compose.load import from_yaml
         from ippo_cli.config.model_hub import download_models
+        from ippo_cli.config.schema import Mode
         from ippo_cli.runs.folder import config_file
-        from ippo_cli.training.process import run_training
 
         resumed = "--resumed" in sys.argv[2:]
         config = from_yaml(config_file(folder, resumed=resumed), with_secrets=True)
-        run_training(download_models(config), folder, resumed=resumed)
+        config = download_models(config)
+        if config.mode is Mode.pilot:
+            from ippo_cli.pilot.run_pilot import run_pilot
+
+            run_pilot(config, folder)
+        else:
+            from ippo_cli.training.process import run_training
+
+            run_training(config, folder, resumed=resumed)
 
     exit_process(run_guarded(train, []))
 

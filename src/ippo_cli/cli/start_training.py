@@ -25,9 +25,9 @@ def start_training(
 
     `folder`: the run to resume; None starts a new run. `overrides` and `command` are written into the run's folder.
     `arguments`: passed to every rank of a run on several machines. Returns the run's folder; None without one on this
-    process: with `mode=plan`, and in a process that only starts the ranks of several machines.
+    process: with `mode=plan` and `mode=pilot`, and in a process that only starts the ranks of several machines.
     """
-    from ippo_cli.compose.load import build_config, build_sweep_config, resolve_config
+    from ippo_cli.compose.load import build_config, build_sweep_config, resolve_config, to_yaml
     from ippo_cli.config.schema import Mode
     from ippo_cli.config.sweeps import check_multirun_flag
     from ippo_cli.engine.launchers import external_world_size
@@ -55,7 +55,12 @@ def start_training(
         from ippo_cli.planning.trial import check_trainable
 
         check_trainable(config, ranks)
-    else:
+    if config.mode is Mode.pilot:
+        from ippo_cli.cli.start_pilot import start_pilot
+
+        start_pilot(config, to_yaml(plain), overrides, command, external_ranks)
+        return None
+    if folder is not None:
         _check_newest_checkpoint(config, folder, ranks)
     start_overrides = [text for text in overrides if not text.startswith("resume=")]
     start = _RunStart(

@@ -23,6 +23,7 @@ from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.method_checks import METHOD_RULES
 from ippo_cli.config.model_args import check_model_args
+from ippo_cli.config.pilot import check_pilot
 from ippo_cli.config.placement_checks import check_placement
 from ippo_cli.config.references import check_references
 from ippo_cli.config.rewards import check_rewards
@@ -163,6 +164,7 @@ RUN_RULES = (
     _check_processes,
     _check_name,
     check_plan,
+    check_pilot,
     _check_agents,
     check_primary_metric,
     check_patience,

@@ -13,8 +13,8 @@ from ippo_cli.runs.records import RunRecord
 
 SEED_KEY = "seed"
 # Keys that do not change what is trained, so that runs with other values are still samples of one configuration.
-IGNORED_KEYS = ("output_dir", "resume", "mode", "max_iterations_this_run", "debug_faults", "plan", "sweep")
-IGNORED_GROUPS = ("launch", "tracker", "checkpoint", "hydra", "sweep", "plan")
+IGNORED_KEYS = ("output_dir", "resume", "mode", "max_iterations_this_run", "debug_faults", "plan", "pilot", "sweep")
+IGNORED_GROUPS = ("launch", "tracker", "checkpoint", "hydra", "sweep", "plan", "pilot")
 MISSING = "(absent)"
 MAX_LABEL_KEYS = 4
 SCORES = ("first", "last", "best")

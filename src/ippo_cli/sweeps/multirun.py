@@ -242,6 +242,8 @@ class _SweepRunner:
         jobs, done = self._check_jobs(
             self._initial_rows() if isinstance(search, FixedJobs) else search.new_rows(self.sweep_dir, [])
         )
+        if jobs and jobs[0].config.mode is Mode.pilot:
+            raise ConfigError("mode=pilot", "measures one configuration", "use it without -m, once for each job")
         if jobs and jobs[0].config.mode is Mode.plan:
             self._plan_jobs(jobs)
             return

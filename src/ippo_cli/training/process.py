@@ -46,6 +46,22 @@ def run_training(
     Without `folder` (ranks started by an external launcher), rank 0 reserves one and broadcasts it.
     `start` writes the start files into the folder, on rank 0.
     """
+    return run_rank(config, folder, _train, resumed=resumed, start=start)
+
+
+def run_rank(
+    config: Config,
+    folder: Path | None,
+    work: Callable[[RunContext], None],
+    *,
+    resumed: bool = False,
+    root: Path | None = None,
+    start: Callable[[Path], None] | None = None,
+) -> Path:
+    """Set up this process as one rank, and do some work in the run's folder, which is returned; see `run_training`.
+
+    `root`: where a folder is reserved; default: that of the runs.
+    """
     device = prepare_process(config, ranks_per_group=config.deepspeed.ranks_per_group)
     arm_faults(config.debug_faults, distributed.rank())
     with ExitStack() as over:
@@ -54,7 +70,7 @@ def run_training(
             distributed.check_same_on_ranks(
                 hashlib.sha256(repr((config, resumed)).encode()).hexdigest(), "configuration"
             )
-            folder = _agree_on_folder(config, folder, start)
+            folder = _agree_on_folder(folder, root or Path(config.output_dir) / config.name, start)
             with ExitStack() as held:
                 _lock_run_folder(folder, held)
                 preemption = held.enter_context(PreemptionHandler(over))
@@ -63,7 +79,18 @@ def run_training(
                     Console(config.tracker.console, list(config.task.agents), policy_by_agent(config))
                 )
                 preemption.on_preemption = lambda by: console.print_line(_preemption_message(by))
-                _train(config, folder, console, preemption, device, resumed=resumed)
+                previous = replace(read_previous_state(folder), state="running") if resumed else RunState()
+                work(
+                    RunContext(
+                        config=config,
+                        folder=folder,
+                        log=RunLog(folder, config.tracker, previous, plain_settings(config)),
+                        console=console,
+                        preemption=preemption,
+                        device=device,
+                        is_resumed=resumed,
+                    )
+                )
             return folder
         except (IppoError, KeyboardInterrupt) as error:
             error.reported = not distributed.claim_log_once(str(error))  # type: ignore[union-attr]
@@ -77,26 +104,8 @@ def _preemption_message(by: str) -> str:
     return f"received {by}: saving and exiting; an update in progress finishes first{again}"
 
 
-def _train(
-    config: Config,
-    folder: Path,
-    console: Console,
-    preemption: PreemptionHandler,
-    device: torch.device,
-    *,
-    resumed: bool,
-) -> None:
-    previous_state = replace(read_previous_state(folder), state="running") if resumed else RunState()
-    run = RunLog(folder, config.tracker, previous_state, plain_settings(config))
-    context = RunContext(
-        config=config,
-        folder=folder,
-        log=run,
-        console=console,
-        preemption=preemption,
-        device=device,
-        is_resumed=resumed,
-    )
+def _train(context: RunContext) -> None:
+    config, folder, run, preemption = context.config, context.folder, context.log, context.preemption
     trainer: Trainer | None = None
     ratings: list[tuple[str, float]] = []
     try:
@@ -126,7 +135,7 @@ def _train(
     run.finish("done")
     write_run_report(folder, config.tracker)
     more = ("num_iterations", "MORE") if config.max_iterations_this_run is None else ("max_iterations_this_run", "null")
-    console.show_summary(
+    context.console.show_summary(
         folder,
         run.state.evaluation,
         run.state.wall_seconds,
@@ -136,9 +145,9 @@ def _train(
     )
 
 
-def _agree_on_folder(config: Config, folder: Path | None, start: Callable[[Path], None] | None) -> Path:
+def _agree_on_folder(folder: Path | None, root: Path, start: Callable[[Path], None] | None) -> Path:
     def reserve() -> Path:
-        agreed = folder or reserve_folder(Path(config.output_dir) / config.name)
+        agreed = folder or reserve_folder(root)
         if start is not None:
             start(agreed)
         return agreed

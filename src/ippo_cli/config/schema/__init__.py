@@ -70,6 +70,7 @@ from ippo_cli.config.schema.deepspeed import DeepspeedConfig
 from ippo_cli.config.schema.launch import Device, LaunchConfig
 from ippo_cli.config.schema.lora import ALL_LINEAR, AdapterInit, AdapterMismatch, LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
+from ippo_cli.config.schema.pilot import PilotConfig
 from ippo_cli.config.schema.plan import PlanConfig
 from ippo_cli.config.schema.program import ProgramConfig, has_data, has_seed_examples
 from ippo_cli.config.schema.registry import OPTIONS, SCHEMAS, SINGLE, find_implementation, load_implementation, option

@@ -13,6 +13,7 @@ from ippo_cli.config.schema.algorithm import AlgorithmConfig
 from ippo_cli.config.schema.critic import CriticConfig
 from ippo_cli.config.schema.deepspeed import DeepspeedConfig
 from ippo_cli.config.schema.launch import LaunchConfig
+from ippo_cli.config.schema.pilot import PilotConfig
 from ippo_cli.config.schema.plan import PlanConfig
 from ippo_cli.config.schema.registry import option
 from ippo_cli.config.schema.reward import RewardConfig
@@ -31,6 +32,7 @@ class Mode(str, Enum):
     train = "train"
     critic = "critic"
     plan = "plan"
+    pilot = "pilot"
 
 
 @dataclass
@@ -44,7 +46,7 @@ class RunConfig:
     max_iterations_this_run: PositiveInt | None  # save and exit early after this many iterations; null = after the last
     hub: InModelEval[Hub]  # huggingface | modelscope: hub for models that are not local folders
     output_dir: InModelEval[Name]  # root of all runs
-    mode: Frozen[Mode]  # train | critic (fit critics, policies stay as they are) | plan (print the computed sizes)
+    mode: Frozen[Mode]  # train | critic (fit critics alone) | plan (print sizes) | pilot (measure whether it can learn)
     resume: str  # never | auto | must | the folder of a run
     deterministic: InEval[bool]  # bitwise deterministic operations where PyTorch has them; not attention on GPUs
     debug_faults: list[str]  # for tests only: inject faults, POINT:KIND[:TIME[:RANK]] (docs/reliability.md)
@@ -106,3 +108,4 @@ class Config(RunConfig):
     tracker: TrackerConfig
     launch: LaunchConfig
     plan: PlanConfig
+    pilot: PilotConfig

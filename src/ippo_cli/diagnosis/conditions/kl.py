@@ -37,7 +37,7 @@ def find_kl_coefficient(observations: Observations) -> Outcome:
     if weak:
         return _weak_kl(observations, weak)
     strong = [name for name in names if _is_dominated_by_kl(observations, name)]
-    return _strong_kl(observations, strong) if strong else None
+    return describe_strong_kl(observations, strong, ", and the score does not rise") if strong else None
 
 
 def _reference_surprise(rows: Sequence[Row], name: str) -> list[float]:
@@ -87,7 +87,7 @@ def _weak_kl(observations: Observations, names: Sequence[str]) -> Finding:
     )
 
 
-def _kl_strength(observations: Observations, name: str) -> float:
+def kl_strength(observations: Observations, name: str) -> float:
     """The coefficient of the KL term in standard deviations of the trained score.
 
     The optimal policy under the coefficient b is proportional to p_ref exp(score / b) (arXiv 2305.18290, equation 4).
@@ -105,17 +105,18 @@ def _kl_strength(observations: Observations, name: str) -> float:
 
 def _is_dominated_by_kl(observations: Observations, name: str) -> bool:
     """Whether the KL term allows almost no gain, and the score does not rise."""
-    return _kl_strength(observations, name) > DOMINANT_STRENGTH and not has_gained(observations, name)
+    return kl_strength(observations, name) > DOMINANT_STRENGTH and not has_gained(observations, name)
 
 
-def _strong_kl(observations: Observations, names: Sequence[str]) -> Finding:
+def describe_strong_kl(observations: Observations, names: Sequence[str], outcome: str = "") -> Finding:
+    """The finding of a KL term that allows almost no gain; `outcome`: what else the run shows."""
     rows, kl = observations.rows, observations.config.algorithm.kl
     term, coef = ("reward", kl.reward.coef) if kl.reward.coef else ("loss", kl.loss.coef)
-    strength = _kl_strength(observations, names[0])
+    strength = kl_strength(observations, names[0])
     return Finding(
         agents=tuple(names),
         text=f"algorithm.kl.{term}.coef={coef:g} is too high for the scores of {join_names(names)}: it allows a gain "
-        f"of about {format_value(1 / strength)} standard deviations, and the score does not rise",
+        f"of about {format_value(1 / strength)} standard deviations{outcome}",
         advice="lower it, to about the standard deviation of the scores or less",
         evidence=(
             metric_evidence(rows, f"{names[0]}/score/std"),

@@ -69,10 +69,15 @@ def find_equal_scores(observations: Observations) -> Outcome:
         return None
     last = int(rows[-1]["iteration"])
     first = last - min(len(rows), LAST_ROWS) + 1
+    return describe_equal_scores(observations, names, f"in iterations {first} to {last}")
+
+
+def describe_equal_scores(observations: Observations, names: Sequence[str], where: str) -> Finding:
+    """The finding of scores without differences among the responses in `where`."""
+    rows = observations.rows
     return Finding(
         agents=tuple(names),
-        text=f"all compared responses of {join_names(names)} have equal scores in iterations {first} to {last}, so "
-        "there is no learning signal",
+        text=f"all compared responses of {join_names(names)} have equal scores {where}, so there is no learning signal",
         advice="check samples/ and the reward",
         evidence=tuple(
             metric_evidence(rows, f"{name}/{key}")

@@ -198,16 +198,16 @@ def measure_products(learner: Learner, batch: Minibatch, context: StepContext) -
     Each rank keeps its share of each part. The losses are divided by the counts of the whole mini-batch, so that the
     parts sum to its gradient. Collective.
     """
-    parts = [_own_share(learner.compute_gradient(part, context)) for _, part in split_roles(learner, batch)]
-    products = [torch.stack([_scalar_product(left, right) for right in parts]) for left in parts]
+    parts = [own_share(learner.compute_gradient(part, context)) for _, part in split_roles(learner, batch)]
+    products = [torch.stack([scalar_product(left, right) for right in parts]) for left in parts]
     return distributed.all_sum(torch.stack(products)).tolist()
 
 
-def _scalar_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+def scalar_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     return torch.stack([torch.dot(*both).double() for both in zip(left, right, strict=True)]).sum()
 
 
-def _own_share(gradient: Sequence[Tensor]) -> list[Tensor]:
+def own_share(gradient: Sequence[Tensor]) -> list[Tensor]:
     """This rank's share of a gradient."""
     size, rank = distributed.world_size(), distributed.rank()
     return [part.flatten().tensor_split(size)[rank].clone() for part in gradient]

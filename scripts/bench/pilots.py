@@ -1,0 +1,120 @@
+"""Run pilots of healthy configurations and of others that cannot learn: is the cause named, who is called hopeless?
+
+    python scripts/bench/pilots.py /tmp/pilots                    all: a quarter of an hour on one core
+    python scripts/bench/pilots.py /tmp/pilots --only 'fails/*' --verbose
+    python scripts/bench/pilots.py /tmp/pilots --record           also the data and table of docs/pilot.md
+    python scripts/bench/pilots.py /tmp/pilots --report           the table of the recorded pilots alone
+
+The list is in `pilot_configurations.py`. A configuration that cannot learn is right if one of its expected findings is
+named, and a healthy one if its verdict is neither `no signal` nor `too large steps`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from contextlib import redirect_stdout
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from learning import write_between
+from pilot_configurations import CONFIGURATIONS, Configuration
+
+from ippo_cli.compose.load import build_config, compose_node, resolve_config
+from ippo_cli.config.checks import check_config
+from ippo_cli.pilot.folder import report_path, work_folder
+from ippo_cli.pilot.run_pilot import run_pilot
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA, PAGE = ROOT / "docs/data/pilots.json", ROOT / "docs/pilot.md"
+MARKERS = ("<!-- pilots -->", "<!-- /pilots -->")
+HOPELESS = ("no signal", "too large steps")
+
+
+def main() -> int:
+    given = _arguments()
+    if given.report:
+        write_table(json.loads(DATA.read_text()))
+        return 0
+    jobs = [job for job in CONFIGURATIONS if any(fnmatchcase(job.name, pattern) for pattern in given.only)]
+    outcomes = [run(job, given.folder, verbose=given.verbose) for job in jobs]
+    wrong = [outcome["name"] for outcome in outcomes if not outcome["right"]]
+    print(f"{len(jobs) - len(wrong)} of {len(jobs)} right" + (f"; not: {' '.join(wrong)}" if wrong else ""))
+    if given.record:
+        DATA.write_text("[\n" + ",\n".join(map(json.dumps, outcomes)) + "\n]\n")
+        write_table(outcomes)
+    return 1 if wrong else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of the pilots")
+    parser.add_argument("--only", nargs="+", default=["*"], help="patterns of names")
+    parser.add_argument("--verbose", action="store_true", help="print the findings")
+    parser.add_argument("--record", action="store_true", help="write the documents' data and table")
+    parser.add_argument("--report", action="store_true", help="write the table of the recorded pilots")
+    return parser.parse_args()
+
+
+def run(job: Configuration, root: Path, *, verbose: bool) -> dict[str, Any]:
+    """Run one pilot, unless the folder has its report; returns what is recorded of it."""
+    home = root / job.name
+    home.mkdir(parents=True, exist_ok=True)
+    for name, text in job.files.items():
+        (home / name).write_text(text)
+    overrides = [text.replace("HOME", str(home.absolute())) for text in (*job.overrides, "mode=pilot")]
+    began = time.perf_counter()
+    if reports := sorted(home.glob("*/pilot/*.json")):
+        return judge(job, json.loads(reports[-1].read_text()), 0.0, verbose=verbose)
+    config = build_config(resolve_config(compose_node([*overrides, f"output_dir={home.absolute()}"])))
+    check_config(config, 1)
+    with work_folder(config) as folder, (home / "log.txt").open("w") as log, redirect_stdout(log):
+        run_pilot(config, folder)
+        data = json.loads(report_path(folder).read_text())
+    return judge(job, data, time.perf_counter() - began, verbose=verbose)
+
+
+def judge(job: Configuration, data: dict[str, Any], seconds: float, *, verbose: bool) -> dict[str, Any]:
+    """Compare a report with what is expected; prints a line, and returns what is recorded."""
+    found = [finding["name"] for finding in data["findings"]]
+    is_right = bool(set(found) & set(job.expected)) if job.expected else data["verdict"] not in HOPELESS
+    size = data.get("size")
+    outcome = {
+        "name": job.name,
+        "overrides": list(job.overrides),
+        "expected": list(job.expected),
+        "right": is_right,
+        "verdict": data["verdict"],
+        "reason": data["reason"],
+        "findings": found,
+        "token_fraction": data["tokens"] / size["run_tokens"] if size else None,
+    }
+    share = "-" if size is None else f"{outcome['token_fraction']:.3f}"
+    print(f"{'right' if is_right else 'WRONG'}  {job.name:<34} {seconds:5.1f} s {share:>6}  {data['verdict']}: {found}")
+    if verbose:
+        for finding in data["findings"]:
+            print(f"         {finding['finding']}; {finding['advice']}: {finding['try']}")
+    sys.stdout.flush()
+    return outcome
+
+
+def write_table(outcomes: list[dict[str, Any]]) -> None:
+    """Write the table of outcomes into the page."""
+    lines = ["| configuration | verdict | findings | tokens |", "|---|---|---|---|"]
+    for outcome in outcomes:
+        findings = ", ".join(f"`{name}`" for name in outcome["findings"]) or "-"
+        share = "-" if outcome["token_fraction"] is None else f"{outcome['token_fraction']:.1%}"
+        name = outcome["name"].replace("/", ": ").replace("_", " ")
+        wrong = "" if outcome["right"] else " (wrong)"
+        lines.append(f"| {name}{wrong} | {outcome['verdict']} | {findings} | {share} |")
+    write_between(PAGE, "\n".join(lines), MARKERS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Signal and noise of each agent's policy gradient, from gradients of parts of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ippo_cli.agents.learner import Learner
+from ippo_cli.config.schema import Config
+from ippo_cli.engine import distributed, progress
+from ippo_cli.pilot.sample import PilotSample
+from ippo_cli.pilot.statistics import GradientSignal, measure_signal
+from ippo_cli.training.methods.method import Method
+from ippo_cli.training.methods.role_gradients import own_share, scalar_product, split_roles
+from ippo_cli.training.minibatches import concatenate_agents, iterate_minibatches
+from ippo_cli.training.placed_updates import LearnerRows, PlacedUpdates
+from ippo_cli.training.trainer import Trainer
+from ippo_cli.types import Minibatch, StepContext
+
+PARTS = 16  # of the sample; their gradients are stored at once
+MAX_BYTES = 2**31  # of a rank's stored gradients; two parts if it would be more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyGradient:
+    """The gradient of a policy's loss on the sample."""
+
+    whole: GradientSignal
+    by_agent: Mapping[str, GradientSignal]  # of the agents with these weights: of the losses on their own rows
+
+
+def has_whole_gradients(config: Config) -> bool:
+    """Whether engines can compute gradients of whole parameters."""
+    deepspeed = config.deepspeed
+    return deepspeed.stage < 3 and deepspeed.ranks_per_group == 1
+
+
+def measure_gradient(trainer: Trainer, sample: PilotSample, learner: Learner, context: StepContext) -> PolicyGradient:
+    """Measure a policy's gradient at its current weights, which stay as they are. Collective."""
+    generations = trainer.config.rollout.num_generations
+    prompts = len(sample.collected.buffer.prompts.positions)
+    gradients_by_part: list[list[list[Tensor]]] = []  # by part and agent
+    count = 0
+    for part in range(parts := _count_parts(trainer, learner, prompts)):
+        rows = share_learner_rows(trainer, sample.select_part(part, parts, generations), learner, context)
+        trainer.preemption.raise_if_any_rank_requested()
+        if learner.group.is_member:
+            with nullcontext() if learner.group.is_world else learner.group.activate():
+                batch = build_batch(learner, rows, context)
+                gradients = _gradients_by_agent(learner, batch, context)
+                gradients_by_part.append([own_share(gradient) for gradient in gradients])
+                count += 0 if batch is None else batch.num_sequences
+    found = None
+    if learner.group.is_member:
+        with nullcontext() if learner.group.is_world else learner.group.activate():
+            found = _measure_gradients(learner, gradients_by_part, count)
+    if learner.group.is_world:
+        assert found is not None
+        return found
+    return distributed.gather_objects(found)[learner.group.ranks[0]]
+
+
+def share_learner_rows(trainer: Trainer, sample: PilotSample, learner: Learner, context: StepContext) -> LearnerRows:
+    """What a learner is trained on, on the ranks that hold it. Collective."""
+    updates = start_updates(trainer, sample, context)
+    updates.share_rows([learner], sample.own_targets)
+    return updates.rows[id(learner)]
+
+
+def start_updates(
+    trainer: Trainer, sample: PilotSample, context: StepContext, methods: Sequence[Method] = ()
+) -> PlacedUpdates:
+    """The run's updates on a sample; `methods`: beside those of the run."""
+    return PlacedUpdates(
+        team=trainer.state.team,
+        experience=sample.experience,
+        context=context,
+        turns={},
+        show_phase=trainer.console.show_phase,
+        shared=sample.shared_targets,
+        methods=[*trainer.methods, *methods],
+    )
+
+
+def build_batch(learner: Learner, rows: LearnerRows, context: StepContext) -> Minibatch | None:
+    """All drawn rows as one mini-batch; None without a trainable token on any rank. Collective over the holders."""
+    rollout, targets = concatenate_agents(learner, rows.rollouts, rows.targets, rows.views)
+    agents = len(learner.agent_names) + len(learner.shared_authors)
+    size = int(distributed.all_sum_groups(targets.sample_counts.sum()))
+    batches = iterate_minibatches(rollout, targets, context, mini_batch_size=max(size, 1), epoch=0, agents=agents)
+    return next(batches, None)
+
+
+def _count_parts(trainer: Trainer, learner: Learner, prompts: int) -> int:
+    """Parts with at least two prompts each, so that few of them lack a score."""
+    size = 0
+    if learner.group.is_member:
+        trained = sum(param.numel() for param in learner.engine.module.parameters() if param.requires_grad)
+        size = 4 * trained * PARTS * len(learner.agent_names) // learner.group.size
+    fits = not distributed.any_rank(size > MAX_BYTES)
+    return max(min(PARTS, prompts // 2), 2) if fits else 2
+
+
+def _gradients_by_agent(learner: Learner, batch: Minibatch | None, context: StepContext) -> list[list[Tensor]]:
+    if batch is None:
+        return [learner.engine.compute_gradient([]) for _ in learner.agent_names]
+    if len(learner.agent_names) == 1:
+        return [_policy_gradient(learner, batch, context)]
+    return [_policy_gradient(learner, part, context) for _, part in split_roles(learner, batch)]
+
+
+def _policy_gradient(learner: Learner, batch: Minibatch, context: StepContext) -> list[Tensor]:
+    """The gradient of the policy's loss alone, without that of a value head on it. Collective over the holders."""
+
+    def totals() -> Iterator[Tensor]:
+        for micro_batch in learner.iterate_micro_batches(batch):
+            progress.heartbeat()
+            yield learner.losses(micro_batch, context)["policy"].total
+
+    return learner.engine.compute_gradient(totals())
+
+
+def _measure_gradients(
+    learner: Learner, gradients_by_part: Sequence[Sequence[Sequence[Tensor]]], rows: int
+) -> PolicyGradient:
+    names = learner.agent_names
+    flat = [gradient for part in gradients_by_part for gradient in part]
+    local = torch.stack([torch.stack([scalar_product(left, right) for right in flat]) for left in flat])
+    products = distributed.all_sum(local).view(len(gradients_by_part), len(names), len(gradients_by_part), len(names))
+
+    def measure(matrix: Tensor) -> GradientSignal:
+        return measure_signal(matrix.tolist(), max(rows, 1), learner.mini_batch_size)
+
+    return PolicyGradient(
+        whole=measure(products.sum(dim=(1, 3))),
+        by_agent={name: measure(products[:, place, :, place]) for place, name in enumerate(names)},
+    )

@@ -1,0 +1,122 @@
+"""The sample, gradients and step of a pilot with the smallest trainer: its rows are the run's, its weights return."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from small import experience_of, open_trainer
+from torch import Tensor
+
+from ippo_cli.pilot.change import measure_change, read_logprobs
+from ippo_cli.pilot.gradient import build_batch, measure_gradient, share_learner_rows
+from ippo_cli.pilot.sample import PilotSample, collect_sample
+from ippo_cli.pilot.size import PilotSize
+from ippo_cli.pilot.step import FirstStep, measure_step
+from ippo_cli.training.team_update import update_team
+from ippo_cli.training.trainer import Trainer
+from ippo_cli.types import StepContext
+
+PILOT = ("mode=pilot", "actor.warmup_iterations=0", "algorithm=ppo", "algorithm.mini_batch_size=8")
+SIZE = PilotSize(prompts=16, generations=1, repeats=3, repeated_prompts=8, episode_tokens=16, run_tokens=1024)
+CONTEXT = StepContext(seed=0, iteration=0, num_iterations=4)
+
+
+def weights(trainer: Trainer) -> list[Tensor]:
+    return [
+        param.detach().clone()
+        for learner in trainer.state.team.learners
+        for param in learner.engine.module.parameters()
+    ]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    with open_trainer(tmp_path_factory.mktemp("pilot"), *PILOT) as trainer:
+        yield trainer
+
+
+@pytest.fixture(scope="module")
+def sample(opened: Trainer) -> PilotSample:
+    return collect_sample(opened, SIZE)
+
+
+def test_sample_is_the_first_buffer_and_repeats(opened: Trainer, sample: PilotSample) -> None:
+    experience = experience_of(opened)
+    assert [episode.turns[0].text for episode in sample.experience.episodes] == [
+        episode.turns[0].text for episode in experience.episodes
+    ]
+    assert len(sample.rows) == SIZE.rows == 40
+    assert sum(map(len, sample.scores_by_prompt("low"))) == 40
+    assert sorted({row.index for row in sample.rows}) == list(range(16))
+
+
+def test_parts_of_the_sample_are_whole_prompts(sample: PilotSample) -> None:
+    half = sample.select_part(1, 2, 1)
+    assert half.own_targets["low"].sample_counts.tolist() == [0, 1] * 8
+    assert sample.rows_outside(1, 2, 1).tolist() == [True, False] * 8
+
+
+def test_step_is_undone(opened: Trainer, sample: PilotSample) -> None:
+    """The weights return to the bit, and the last measured rate has nearly the wanted KL."""
+    before = weights(opened)
+    learner = opened.state.team["low"].policy
+    step = measure_step(opened, sample, learner)
+    assert all(map(torch.equal, before, weights(opened)))
+    assert step.learning_rate == learner.optimizer.learning_rate
+    assert step.at_configured_rate.kl.value > 0
+    assert step.stats["low/policy/steps"] == 1
+    first, second, *_ = step.changes
+    assert second.scale == pytest.approx(math.sqrt(0.02 / first.kl.value))
+    assert step.changes[-1].kl.value == pytest.approx(0.02, rel=0.5)
+    assert step.rate_at_limit == pytest.approx(step.changes[-1].scale * step.learning_rate, rel=0.5)
+
+
+def test_gradients_of_parts_sum_to_that_of_the_sample(opened: Trainer, sample: PilotSample) -> None:
+    """The loss is a mean over tokens: the whole gradient is the mean of those of parts, weighted by their tokens."""
+    learner = opened.state.team["low"].policy
+
+    def gradient(selected: PilotSample) -> tuple[Tensor, int]:
+        batch = build_batch(learner, share_learner_rows(opened, selected, learner, CONTEXT), CONTEXT)
+        assert batch is not None
+        parts = learner.compute_gradient(batch, CONTEXT)
+        return torch.cat([part.flatten() for part in parts]), batch.num_tokens
+
+    whole, total = gradient(sample)
+    halves = [gradient(sample.select_part(part, 2, 1)) for part in (0, 1)]
+    assert sum(tokens for _, tokens in halves) == total
+    torch.testing.assert_close(sum(tokens / total * half for half, tokens in halves), whole, atol=1e-6, rtol=1e-4)
+
+
+def test_gradient_measures_each_agent(opened: Trainer, sample: PilotSample) -> None:
+    learner = opened.state.team["low"].policy
+    found = measure_gradient(opened, sample, learner, CONTEXT)
+    assert found.by_agent.keys() == {"low"}
+    assert found.whole == found.by_agent["low"]
+    assert -1 <= found.whole.cosine <= 1
+    assert found.whole.norm > 0
+
+
+def test_step_is_that_of_the_run(opened: Trainer, sample: PilotSample) -> None:
+    """The run's own update on the same half, ended after one step, changes the policy as much.
+
+    The last test of this trainer: it changes the weights. A second Adam step with the same gradient equals the first.
+    """
+    learner, half = opened.state.team["high"].policy, sample.select_part(0, 2, 1)
+    measured = measure_step(opened, sample, learner)
+    before = read_logprobs(opened, sample, learner)
+    stats = update_team(
+        opened.state.team,
+        sample.experience,
+        half.own_targets,
+        opened.config,
+        CONTEXT,
+        methods=[*opened.methods, FirstStep()],
+    )
+    after = read_logprobs(opened, sample, learner)
+    found = measure_change(opened, sample, learner, before, after, 1.0)
+    assert {row.get("high/policy/steps", 1.0) for row in stats} == {1.0}
+    assert found.kl.value == pytest.approx(measured.at_configured_rate.kl.value, rel=1e-3)
+    assert found.largest_logratio == pytest.approx(measured.at_configured_rate.largest_logratio, rel=1e-3)
