@@ -39,20 +39,9 @@ def decode_rows(
 ) -> list[Completion]:
     noise = GumbelNoise(row_keys(4, "test", torch.tensor(rows)), 12)
     prompts = [LONG_PROMPT if row < 0 else PROMPTS[row] for row in rows]
-<<<<<<< HEAD
-    return decode(
-        model,
-        tokenizer,
-        DecodeRows(prompts=prompts, noise=noise),
-        Sampling(max_new_tokens=12),
-        context_limit=512,
-        **{"batch_size": 64, **options},
-    )
-=======
     sampling = Sampling(max_new_tokens=12)
     rows = DecodeRows(prompts=prompts, noise=noise)
     return decode(model, tokenizer, rows, sampling, context_limit=512, **{"batch_size": 64, **options})
->>>>>>> structure
 
 
 def same_bits(one: Completion, other: Completion) -> bool:

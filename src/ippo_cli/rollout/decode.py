@@ -43,8 +43,8 @@ def decode(
     once if their rows start together.
 
     With `batch_invariant` no bit of a row depends on other rows or on `batch_size`, a multiple of 32: prompts are read
-    one by one and whole, and cached prefixes are ignored. Not with the hooks `any_rank` or `select`. Raises
-    `ConfigError` for models that do not support it.
+    one by one and whole, and `prefixes` are ignored. Not with `any_rank` or `select`. Raises `ConfigError` for models
+    that do not support it.
 
     Only the stop tokens of the model's `generation_config` are used (`stop_ids`). Raises `FloatingPointError` if the
     model's logits are not finite.
@@ -54,23 +54,9 @@ def decode(
     device = next(model.parameters()).device
     state = DecodeState(rows, limits, sampling, stop_ids(model, tokenizer), tokenizer, device)
     inputs, started = state.inputs, np.flatnonzero(limits > state.lengths)
-<<<<<<< HEAD
-    # Ranks that gather weights layer by layer meet before every forward; adapters of several policies differ by row.
-    is_plain = hooks.any_rank is None and hooks.select is None
-    if batch_invariant and len(started):
-        assert is_plain
-        check_invariance(model)
-    if len(started) and is_plain and (batch_invariant or uses_slots(model)):
-        longest = int((limits + [len(prompt) for prompt in rows.prompts])[started].max())
-        slots = InvariantSlots if batch_invariant else FixedSlots
-        runner = slots(model, min(batch_size, len(started)), longest)
-    else:
-        runner = model_runner_for(model)
-=======
     longest = int((limits + [len(prompt) for prompt in rows.prompts])[started].max(initial=0))
     size = min(batch_size, len(started))
     runner = _build_runner(model, hooks, size, longest, batch_invariant=batch_invariant)
->>>>>>> structure
     turns = None
     if rows.prefixes is not None and not batch_invariant:
         assert rows.keys is not None
@@ -82,11 +68,7 @@ def decode(
     waiting = PromptQueue(inputs, started, readers if runner.can_copy else None, known, device)
     try:
         steps = 0 if batch_invariant else int((limits - state.lengths)[started].max(initial=0))
-<<<<<<< HEAD
-        with pack_linears(model, min(batch_size, len(started)), steps), runner.session(sampling.max_new_tokens):
-=======
         with pack_linears(model, size, steps), runner.session(sampling.max_new_tokens):
->>>>>>> structure
             if isinstance(runner, FixedSlots):
                 decoder = SlotDecoder(runner, state, waiting, turns, hooks)
                 completions = decoder.run(type(language_model(model)).__name__)
@@ -102,8 +84,6 @@ def decode(
     return [completions[row] for row in range(len(inputs))]
 
 
-<<<<<<< HEAD
-=======
 def _build_runner(
     model: PreTrainedModel, hooks: DecodeHooks, size: int, longest: int, *, batch_invariant: bool
 ) -> ModelRunner:
@@ -121,7 +101,6 @@ def _build_runner(
     return model_runner_for(model)
 
 
->>>>>>> structure
 def _response_limits(rows: DecodeRows, sampling: Sampling, context_limit: int) -> np.ndarray:
     """The most tokens of each response, `[B]`. Raises `ValueError` for a prompt without tokens."""
     lengths = np.array([len(prompt) for prompt in rows.prompts], dtype=np.int64)
