@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from ippo_cli.tasks.call_history import append_call
 from ippo_cli.tasks.control_tokens import ControlTokens
 from ippo_cli.tasks.conversation import PromptFormat
+from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.model_call import ModelCall
-from ippo_cli.tasks.templates import FilledText, render_template
+from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Completion
 
 CHATML = FAMILIES["chatml"].template

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from ippo_cli.config.errors import ConfigError, RowError
 from ippo_cli.config.schema import RolloutConfig, TaskConfig
 from ippo_cli.tasks.control_tokens import ControlTokens
+from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import Message, MessagesText, has_tool_messages
 from ippo_cli.tasks.observations import cut_observation, describe_num_tokens
 from ippo_cli.tasks.prompt_bridges import (
@@ -26,7 +27,6 @@ from ippo_cli.tasks.prompt_bridges import (
     read_response_end,
 )
 from ippo_cli.tasks.template_args import find_unread_keys, read_template_args
-from ippo_cli.tasks.templates import FilledText
 from ippo_cli.tasks.tools.formats import ParsedResponse
 from ippo_cli.tasks.tools.load import load_agent_tools
 from ippo_cli.tasks.tools.prompts import ToolPrompts, shows_tools

@@ -14,6 +14,7 @@ from typing import Any
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import PromptConfig
 from ippo_cli.config.text import format_columns
+from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import is_conversation, is_messages, messages_field, read_messages
 from ippo_cli.types import Example
 from ippo_cli.user_code.templates import (
@@ -258,28 +259,3 @@ def _parse_template(template: str, setting: str) -> tuple[tuple[str, str | None,
         raise ConfigError(
             f"{setting}={template!r}", f"is not a valid template ({error})", "write {{ and }} for braces"
         ) from error
-
-
-class FilledText(str):
-    """A filled template; `parts` holds (text, whether it is the value of a field)."""
-
-    parts: list[tuple[str, bool]]
-
-    def __new__(cls, parts: Sequence[tuple[str, bool]]) -> FilledText:
-        filled = super().__new__(cls, "".join(text for text, _ in parts))
-        filled.parts = _merge(parts)
-        return filled
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return (self.parts,)
-
-
-def _merge(parts: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Merge adjacent parts of one kind: two adjacent values may together spell a control token."""
-    merged: list[tuple[str, bool]] = []
-    for text, is_value in parts:
-        if text and merged and merged[-1][1] == is_value:
-            merged[-1] = (merged[-1][0] + text, is_value)
-        elif text:
-            merged.append((text, is_value))
-    return merged
