@@ -708,6 +708,7 @@ CORRIDOR = (
     "runs",
     "reporting",
     "report",
+    "forecast",
     "diagnosis",
     "catalog",
     "evaluation",

@@ -31,6 +31,7 @@ ORDER = [
     "rollout",
     "agents",
     "runs",
+    "forecast",
     "diagnosis",
     "reporting",
     "report",
@@ -234,6 +235,9 @@ FEATURE_NAMES = (
     "PettingzooConfig",
     "ProgramConfig",
     "EngineRolloutConfig",
+    "collapse",
+    "forecast",
+    "stop_at_risk",
 )
 VLLM_FILES = ("remedies.py", "run_memory.py", "sampler_memory.py")
 

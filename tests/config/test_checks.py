@@ -247,6 +247,12 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "task.primary_metric=greedy/score needs",
     ),
     ((), {"evaluation.patience": 2, "evaluation.every": 0}, 1, "evaluation.patience=2 has no effect"),
+    (
+        ("mode=critic",),
+        {"evaluation.stop_at_risk": 0.5},
+        1,
+        "evaluation.stop_at_risk=0.5 has no effect with mode=critic",
+    ),
     (("algorithm=distill",), {}, 1, "task.agents.low.actor.reference=initial is the policy before training"),
     (
         ("algorithm=distill", "actor.reference=owner/teacher"),

@@ -36,7 +36,7 @@ from ippo_cli.config.schema import (
     Zero3Gather,
 )
 from ippo_cli.config.served_agents import check_served_agents
-from ippo_cli.config.task_checks import check_patience, check_primary_metric, check_task, check_turns
+from ippo_cli.config.task_checks import STOP_RULES, check_primary_metric, check_task, check_turns
 from ippo_cli.config.teams import check_team
 from ippo_cli.config.time_limit import check_deadline
 from ippo_cli.config.tools import check_tools
@@ -167,7 +167,7 @@ RUN_RULES = (
     check_pilot,
     _check_agents,
     check_primary_metric,
-    check_patience,
+    *STOP_RULES,
     check_critic_mode,
 )
 

@@ -16,6 +16,7 @@ from ippo_cli.config.schema import (
     ConversationConfig,
     DataConfig,
     EnvironmentTaskConfig,
+    Mode,
     ProgramConfig,
     TaskConfig,
 )
@@ -127,3 +128,17 @@ def check_patience(config: Config) -> None:
             "has no effect with evaluation.every=0, which evaluates at both ends only",
             "use evaluation.every=10, or evaluation.patience=null",
         )
+
+
+def check_stop_at_risk(config: Config) -> None:
+    """Raise `ConfigError` for `evaluation.stop_at_risk` without policies that change."""
+    limit = config.evaluation.stop_at_risk
+    if limit is not None and config.mode is Mode.critic:
+        raise ConfigError(
+            f"evaluation.stop_at_risk={limit:g}",
+            "has no effect with mode=critic, which forecasts no collapse because policies keep their weights",
+            "use evaluation.stop_at_risk=null, or mode=train",
+        )
+
+
+STOP_RULES = (check_patience, check_stop_at_risk)

@@ -6,6 +6,7 @@ means of iterations; such a test has an error rate, which a test in every iterat
 
 from __future__ import annotations
 
+from ippo_cli.diagnosis.conditions.collapse import find_forecast, warn_of_collapse
 from ippo_cli.diagnosis.conditions.critic import find_far_values, find_slow_critic, find_uninformative_critic
 from ippo_cli.diagnosis.conditions.kl import find_kl_coefficient
 from ippo_cli.diagnosis.conditions.policy import (
@@ -184,6 +185,14 @@ CONDITIONS = (
     ),
     Condition(
         name="no_progress", needs_policy_updates=True, title="no progress", find=find_no_progress, warn=find_no_progress
+    ),
+    Condition(
+        name="collapse_risk",
+        needs_policy_updates=True,
+        title="the score may fall",
+        find=find_forecast,
+        warn=warn_of_collapse,
+        reads_last_rows=True,
     ),
     Condition(
         name="empty_parts", title="a part of the reward is never a number", find=find_empty_parts, warn=find_empty_parts

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from ippo_cli.config.text import LINE_WIDTH, shorten_name, text_width, truncate_text
+from ippo_cli.forecast.forecast import RISK
 
 SPARKS = "▁▂▃▄▅▆▇█"
 COLUMNS = {  # column heading -> metric name after the agent's name
@@ -21,6 +22,7 @@ PANEL_ONLY = ("clip_fraction",)  # not in the plain line
 WORST_BY = {"approx_kl": max, "kl/reference": max}  # how to select the worst agent; default: min
 PHASES = ("rollout", "score", "logprobs", "targets", "update")
 ROUNDING_ERROR = 1e-7  # below it an approximate KL is that of a policy to itself
+MIN_RISK = 0.3  # a lower one is not displayed
 TYPICAL_NUMBER = -0.123  # typical width, so that a line's layout does not depend on the values
 
 
@@ -67,12 +69,19 @@ def _join_parts(
         names = "/".join(shorten_name(name) for name in agents)
         parts.append(f"{names if format_agents is _format_each_agent else f'{len(agents)} agents'}:")
     parts += format_agents(row, agents, columns)
+    parts += format_risk(row)
     if "rate" in extras:
         parts.append(f"{row['perf/tokens_per_second']:.0f} tok/s")
     seconds = f"{row['time/iteration']:.1f}s"
     if "phases" in extras:
         seconds += f" ({format_phases(row)})"
     return "  ".join([*parts, seconds, f"ETA {format_duration(eta_s)}"])
+
+
+def format_risk(row: Mapping[str, float]) -> list[str]:
+    """The forecast of a fall of the score, if it is not low: `risk 0.62`."""
+    risk = row.get(RISK, 0.0)
+    return [f"risk {risk:.2f}"] if risk >= MIN_RISK else []
 
 
 def format_phases(row: Mapping[str, float]) -> str:

@@ -18,6 +18,7 @@ from ippo_cli.reporting.console_format import (
     format_duration,
     format_number,
     format_phases,
+    format_risk,
     resample,
     sparkline,
 )
@@ -61,7 +62,8 @@ def iteration_panel(
     width = min(size[0], PAGE_WIDTH) - FRAME
     columns = sorted(columns, key=lambda column: column not in ESSENTIAL)
     rate, seconds = f"{row['perf/tokens_per_second']:.0f} tok/s", f"{row['time/iteration']:.1f}s"
-    footer = Text(f"{rate}   {seconds} ({format_phases(row)})   ETA {format_duration(eta_s)}", "dim", overflow="fold")
+    parts = [rate, f"{seconds} ({format_phases(row)})", *format_risk(row), f"ETA {format_duration(eta_s)}"]
+    footer = Text("   ".join(parts), "dim", overflow="fold")
     content = Group(
         _score_line(row, agents, history, width),
         _agent_table(row, agents, columns, history, width, max(size[1] - FIXED_HEIGHT, 1)),

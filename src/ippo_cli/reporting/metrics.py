@@ -211,6 +211,8 @@ METRICS: dict[str, str] = {
     "eval/<mode>/<agent>/score/turn/<turn>": "several turns: mean held-out score of that turn, over episodes with it",
     "eval/<mode>/<agent>/response_length/turn/<turn>": "several turns: mean action tokens of that held-out turn",
     "eval/<mode>/<agent>/cut_fraction/turn/<turn>": "several turns: fraction of those turns with a truncated response",
+    "forecast/collapse_risk": "forecast of the probability that the held-out score falls by more than its noise within "
+    "20 iterations (docs/forecast.md); from the 4th iteration, not with mode=critic",
     "time/iteration": "seconds of the whole iteration",
     "time/rollout": "seconds of playing episodes: generation and environments",
     "time/opponents": "team.opponent_pool: seconds of saving a snapshot",

@@ -42,7 +42,7 @@ from ippo_cli.runs.deadline import TimeLimit
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import activate_resumed_config, check_iterations_left, describe_versions, display_path
 from ippo_cli.runs.random_streams import rng_state
-from ippo_cli.runs.replay import read_evaluate_at, read_sample_at
+from ippo_cli.runs.replay import read_earlier_rows, read_evaluate_at, read_sample_at
 from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.task import Task, can_reuse_prefix, make_environment_pool
 from ippo_cli.training.checkpoint import (
@@ -127,7 +127,7 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
     collector = _build_collector(context, prepared, state, methods)
     if checkpoint is not None and (files := find_episode_files(checkpoint)):
         state.collection = collector.read_collection(files, state.progress.iteration)
-    recent = context.log.read_last_rows(WINDOW)
+    recent = [*read_earlier_rows(context.folder), *context.log.read_last_rows(WINDOW)]
     return Trainer(
         config=context.config,
         plan=prepared.batch_sizes,

@@ -16,6 +16,7 @@ from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.host_memory import release_free_memory
 from ippo_cli.reporting.console import Console
+from ippo_cli.reporting.history_metrics import history_metrics
 from ippo_cli.reporting.iteration_metrics import add_prefix, iteration_row, timing_metrics
 from ippo_cli.reporting.per_turn_metrics import logged_turn_counts, per_turn_metrics
 from ippo_cli.reporting.run_log import RunLog
@@ -37,6 +38,7 @@ from ippo_cli.training.experience_warnings import experience_warnings
 from ippo_cli.training.methods.method import Method, Outcome
 from ippo_cli.training.resume_point import ResumePoint
 from ippo_cli.training.row_inputs import group_by_author
+from ippo_cli.training.stopping import find_stop_reason
 from ippo_cli.training.team_update import PlacedUpdates, update_team
 from ippo_cli.training.training_samples import buffer_distributions, training_samples
 from ippo_cli.training.update import UpdateStats
@@ -99,12 +101,8 @@ class Trainer:
             self._show_training_samples(experience, targets)
             del experience, targets  # free their memory before the evaluation
             self._finish_iteration()
-        if self._has_stopped_improving(self.state.progress.iteration):
-            patience, best = self.config.evaluation.patience, self.run.best_evaluation
-            why = "no evaluation has a score"
-            if best is not None:
-                why = f"no better score than {best['score']:.3f} after iteration {best['iteration']}"
-            self.console.print_line(f"ended by evaluation.patience={patience}: {why}; a higher value continues the run")
+        if (reason := self._find_stop_reason(self.state.progress.iteration)) is not None:
+            self.console.print_line(reason)
 
     def _set_resume_point(self) -> None:
         self.resume_point = ResumePoint(self.state)
@@ -282,6 +280,7 @@ class Trainer:
             for name, rows in method.tables().items():
                 self.run.write_table(name, rows)
         with distributed.synchronize_errors():
+            row = row | history_metrics([*self.recent_rows, row], self.config)
             self.run.log_row(row)
             self.console.show_iteration(row, self.plan.last_iteration)
             self.recent_rows.append(row)
@@ -353,15 +352,10 @@ class Trainer:
         return self.run.record_evaluation(iteration, metric, found.metrics)
 
     def _is_last(self, iteration: int) -> bool:
-        return iteration >= self.plan.last_iteration or self._has_stopped_improving(iteration)
+        return iteration >= self.plan.last_iteration or self._find_stop_reason(iteration) is not None
 
-    def _has_stopped_improving(self, iteration: int) -> bool:
-        """Whether `evaluation.patience` evaluations in a row up to this iteration have not been the best so far.
-
-        False if only some iterations are evaluated, when a run is verified.
-        """
-        patience, every = self.config.evaluation.patience, self.config.evaluation.every
-        if patience is None or not every or self.evaluate_at is not None:
-            return False
-        best = 0 if self.run.best_evaluation is None else self.run.best_evaluation["iteration"]
-        return iteration // every - best // every >= patience
+    def _find_stop_reason(self, iteration: int) -> str | None:
+        """Why the run ends early; None if only some iterations are evaluated, when a run is verified. Collective."""
+        if self.evaluate_at is not None:
+            return None
+        return find_stop_reason(self.config, self.run, self.recent_rows, iteration)

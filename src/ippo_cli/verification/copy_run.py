@@ -13,7 +13,7 @@ from ippo_cli.compose.load import to_yaml
 from ippo_cli.compose.resume import saved_config
 from ippo_cli.config import schema
 from ippo_cli.runs.folder import checkpoint_name, config_file
-from ippo_cli.runs.replay import write_replay
+from ippo_cli.runs.replay import write_earlier_rows, write_replay
 from ippo_cli.verification.recorded import RecordedRun, read_state
 
 
@@ -25,6 +25,7 @@ def create_copy(run: RecordedRun, base: int, folder: Path) -> None:
     """
     folder.mkdir(parents=True)
     _link_files(run.folder / "initial", folder / "initial")
+    write_earlier_rows(folder, [row.value for number, row in sorted(run.rows.items()) if 0 < number <= base])
     if (run.folder / "reward").is_dir():
         shutil.copytree(run.folder / "reward", folder / "reward")
     if base:

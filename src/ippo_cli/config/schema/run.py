@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveFloat, PositiveInt, Range, Seed
+from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveFloat, PositiveInt, Range, Risk, Seed
 from ippo_cli.config.marks import Frozen, InEval, InModelEval
 from ippo_cli.config.schema.actor import PolicyConfig
 from ippo_cli.config.schema.algorithm import AlgorithmConfig
@@ -84,6 +84,7 @@ class EvaluationConfig:
 
     every: NonNegativeInt  # iterations between evaluations; 0 = at both ends only
     patience: PositiveInt | None  # end after this many evaluations in a row without a new best score; null = never
+    stop_at_risk: Risk | None  # save and end at this forecast/collapse_risk (docs/forecast.md); null = never
     size: InEval[PositiveInt | None]  # maximum number of held-out rows, sampled by evaluation.seed; null = all
     seed: InEval[Seed]  # seed of the sampled evaluation and of confidence intervals
     sampled: InEval[bool]  # sample responses as in training

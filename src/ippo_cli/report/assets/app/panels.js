@@ -15,6 +15,7 @@ const MAIN_PANELS = new Map([
   ["policy/clip_fraction", "clip fraction"],
   ["rollout/response_length", "response length"],
   ["rollout/truncated_fraction", "truncated responses"],
+  ["forecast/collapse_risk", "risk of a collapse"],
   ["score/std", "standard deviation of scores"],
   ["policy/grad_norm", "gradient norm of the policy"],
   ["policy/learning_rate", "learning rate of the policy"],
