@@ -11,7 +11,7 @@ from small import experience_of, open_trainer
 from torch import Tensor
 
 from ippo_cli.pilot.change import measure_change, read_logprobs
-from ippo_cli.pilot.gradient import build_batch, measure_gradient, share_learner_rows
+from ippo_cli.pilot.gradient import build_batch, measure_gradient, share_learner_rows, start_updates
 from ippo_cli.pilot.sample import PilotSample, collect_sample
 from ippo_cli.pilot.size import PilotSize
 from ippo_cli.pilot.step import FirstStep, measure_step
@@ -107,14 +107,7 @@ def test_step_is_that_of_the_run(opened: Trainer, sample: PilotSample) -> None:
     learner, half = opened.state.team["high"].policy, sample.select_part(0, 2, 1)
     measured = measure_step(opened, sample, learner)
     before = read_logprobs(opened, sample, learner)
-    stats = update_team(
-        opened.state.team,
-        sample.experience,
-        half.own_targets,
-        opened.config,
-        CONTEXT,
-        methods=[*opened.methods, FirstStep()],
-    )
+    stats = update_team(start_updates(opened, half, CONTEXT, [FirstStep()]), half.own_targets, opened.config)
     after = read_logprobs(opened, sample, learner)
     found = measure_change(opened, sample, learner, before, after, 1.0)
     assert {row.get("high/policy/steps", 1.0) for row in stats} == {1.0}

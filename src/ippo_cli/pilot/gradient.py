@@ -17,7 +17,7 @@ from ippo_cli.pilot.statistics import GradientSignal, measure_signal
 from ippo_cli.training.methods.method import Method
 from ippo_cli.training.methods.role_gradients import own_share, scalar_product, split_roles
 from ippo_cli.training.minibatches import concatenate_agents, iterate_minibatches
-from ippo_cli.training.placed_updates import LearnerRows, PlacedUpdates
+from ippo_cli.training.team_update import LearnerRows, PlacedUpdates
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Minibatch, StepContext
 
