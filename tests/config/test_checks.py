@@ -22,10 +22,10 @@ from ippo_cli.config import (
     critic_fitting,
     critics,
     data,
-    evaluation_checks,
     reward_models,
     rewards,
     schema,
+    task_checks,
 )
 from ippo_cli.config.batch_sizes import compute_batch_sizes
 from ippo_cli.config.checks import check_config, constrained_leaves
@@ -944,9 +944,9 @@ def test_all_rules_have_a_case(config: Make, plain: Make) -> None:
             critic_fitting,
             critics,
             data,
-            evaluation_checks,
             reward_models,
             rewards,
+            task_checks,
         )
         for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(node, ast.Raise) and "ConfigError(" in ast.unparse(node)
