@@ -76,9 +76,13 @@ def _arguments() -> argparse.Namespace:
 
 
 def train(jobs: Sequence[Job], output: Path) -> int:
-    """Train the jobs that are not recorded in the output folder yet, in batches of one child process each."""
+    """Train the jobs that are not recorded yet, in batches of one child process each; a new folder starts with the
+    recorded runs.
+    """
     output.mkdir(parents=True, exist_ok=True)
     file = output / "runs.jsonl"
+    if not file.exists():
+        file.write_text("".join(json.dumps(record) + "\n" for record in read_records()))
     while missing := _missing(jobs, file):
         pid = os.fork()
         if pid == 0:
