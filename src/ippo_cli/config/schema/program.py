@@ -17,7 +17,7 @@ PROGRAMS = "ippo_cli.tasks.programs"
 @option(
     "task",
     "program",
-    examples=f"{PROGRAMS}.examples:program_examples",
+    examples=f"{PROGRAMS}.environment:program_examples",
     environment=f"{PROGRAMS}.environment:make_program_factory",
 )
 @dataclass
