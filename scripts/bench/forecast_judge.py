@@ -151,7 +151,8 @@ def _calibration_table(labels: Array, chances: Array) -> list[str]:
 def _alarm_table(data: Data, found: Mapping[str, Array]) -> list[str]:
     """By threshold: how many alarms are right, and how many runs they find."""
     lines = [
-        "| warning above | prefixes | right | falls found | falling runs found | other runs with a warning |",
+        "| warning above, at six iterations of each run | prefixes | right | falls found | falling runs found "
+        "| other runs with a warning |",
         "|---|---|---|---|---|---|",
     ]
     chances, labels = found["forecast"], data.labels

@@ -50,9 +50,10 @@ def test_teams_and_critics(tmp_path: Path, overrides: tuple[str, ...]) -> None:
         run_tokens=1024,
     )
     with open_trainer(tmp_path, *PILOT, *overrides) as trainer:
-        found = measure(trainer, size)
+        found, steps = measure(trainer, size), trainer.plan.actor_steps
     agents = [name for policy in found.policies for name in policy.agents]
     assert sorted(agents) == ["high", "low"]
+    assert [policy.steps for policy in found.policies] == [4 * steps[policy.agents[0]] for policy in found.policies]
     assert found.episodes == 16
     assert 0 < found.tokens <= 16 * 16
     assert all(policy.step is not None and policy.step.at_configured_rate.kl.value >= 0 for policy in found.policies)

@@ -8,7 +8,7 @@ from ippo_cli.tasks.eval_rows import count_eval_episodes, generations_by_mode, s
 
 def settings(size: int | None = None, seed: int = 1234, n: int = 1, greedy: bool = True) -> EvaluationConfig:
     return EvaluationConfig(
-        every=0, patience=None, size=size, seed=seed, sampled=True, num_generations=n, greedy=greedy
+        every=0, patience=None, stop_at_risk=None, size=size, seed=seed, sampled=True, num_generations=n, greedy=greedy
     )
 
 

@@ -29,12 +29,12 @@ def fit_critics(trainer: Trainer, sample: PilotSample) -> tuple[dict[str, Critic
 
     Returns the fits by agent, and the metrics of the updates.
     """
-    team, generations = trainer.state.team, trainer.config.rollout.num_generations
+    team, block = trainer.state.team, _block_rows(trainer)
     valued = [name for name, agent in team.items() if agent.has_values]
     if not valued:
         return {}, []
     before = _measure_values(trainer, sample)
-    half = sample.select_part(0, HALVES, generations)
+    half = sample.select_part(0, HALVES, block)
     context = StepContext(seed=trainer.config.seed, iteration=0, num_iterations=trainer.plan.num_iterations)
     updates = start_updates(trainer, half, context)
     holders = {team[name].value_name for name in valued}
@@ -51,12 +51,18 @@ def fit_critics(trainer: Trainer, sample: PilotSample) -> tuple[dict[str, Critic
     return {name: CriticFit(before[name], after[name]) for name in valued}, found
 
 
+def _block_rows(trainer: Trainer) -> int:
+    """Rows of as many prompts as an ensemble has members: each half then has prompts of every member."""
+    sizes = [learner.member.size for learner in trainer.state.team.learners if learner.member is not None]
+    return trainer.config.rollout.num_generations * max(sizes, default=1)
+
+
 def _measure_values(trainer: Trainer, sample: PilotSample) -> Mapping[str, float]:
     """Explained variance by agent, over the rows that no critic has been trained on. Collective."""
     config, team = trainer.config, trainer.state.team
     algorithm = use_reward_to_go(trainer.state.algorithm, config.algorithm.credit).without_bootstrap()
     targets, _ = algorithm.compute_targets(team, sample.experience)
-    unseen = sample.rows_outside(0, HALVES, config.rollout.num_generations)
+    unseen = sample.rows_outside(0, HALVES, _block_rows(trainer))
     return {
         name: explained_variance(
             replace(own, value_mask=own.value_mask & unseen.to(own.value_mask.device)[:, None]), config.algorithm.gamma

@@ -77,7 +77,7 @@ def _find_equal_scores(measurement: Measurement, observations: Observations) -> 
 def _find_few_differing(measurement: Measurement, observations: Observations) -> Iterator[NamedFinding]:
     """Few prompts have responses that differ in score."""
     names = [name for name in trained_agents(observations.config) if _differs_rarely(measurement, name)]
-    if names:
+    if names and not observations.config.rollout.refill_rounds:  # a refill replaces prompts without differences
         spread = measurement.spreads[names[0]]
         finding = Finding(
             agents=tuple(names),

@@ -21,8 +21,9 @@ from ippo_cli.training.team_update import LearnerRows, PlacedUpdates
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Minibatch, StepContext
 
-PARTS = 16  # of the sample; their gradients are stored at once
-MAX_BYTES = 2**31  # of a rank's stored gradients; two parts if it would be more
+PARTS = 16  # of the sample; their gradients are stored at once, in host memory
+MAX_BYTES = 2**31  # of a rank's stored gradients; `FEWEST_PARTS` if it would be more
+FEWEST_PARTS = 4  # fewer have no interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,9 @@ def measure_gradient(trainer: Trainer, sample: PilotSample, learner: Learner, co
             with nullcontext() if learner.group.is_world else learner.group.activate():
                 batch = build_batch(learner, rows, context)
                 gradients = _gradients_by_agent(learner, batch, context)
-                gradients_by_part.append([own_share(gradient) for gradient in gradients])
-                count += 0 if batch is None else batch.num_sequences
+                gradients_by_part.append([[share.cpu() for share in own_share(gradient)] for gradient in gradients])
+                drawn = [own.sample_counts.sum() for own in rows.targets.values()]
+                count += int(distributed.all_sum_groups(torch.stack(drawn).sum()))
     found = None
     if learner.group.is_member:
         with nullcontext() if learner.group.is_world else learner.group.activate():
@@ -102,15 +104,19 @@ def _count_parts(trainer: Trainer, learner: Learner, prompts: int) -> int:
         trained = sum(param.numel() for param in learner.engine.module.parameters() if param.requires_grad)
         size = 4 * trained * PARTS * len(learner.agent_names) // learner.group.size
     fits = not distributed.any_rank(size > MAX_BYTES)
-    return max(min(PARTS, prompts // 2), 2) if fits else 2
+    return max(min(PARTS if fits else FEWEST_PARTS, prompts // 2), 2)
 
 
-def _gradients_by_agent(learner: Learner, batch: Minibatch | None, context: StepContext) -> list[list[Tensor]]:
+def _gradients_by_agent(learner: Learner, batch: Minibatch | None, context: StepContext) -> Iterator[list[Tensor]]:
+    """One whole gradient exists at a time. Collective over the holders."""
     if batch is None:
-        return [learner.engine.compute_gradient([]) for _ in learner.agent_names]
-    if len(learner.agent_names) == 1:
-        return [_policy_gradient(learner, batch, context)]
-    return [_policy_gradient(learner, part, context) for _, part in split_roles(learner, batch)]
+        for _ in learner.agent_names:
+            yield learner.engine.compute_gradient([])
+    elif len(learner.agent_names) == 1:
+        yield _policy_gradient(learner, batch, context)
+    else:
+        for _, part in split_roles(learner, batch):
+            yield _policy_gradient(learner, part, context)
 
 
 def _policy_gradient(learner: Learner, batch: Minibatch, context: StepContext) -> list[Tensor]:
@@ -130,7 +136,9 @@ def _measure_gradients(
     names = learner.agent_names
     flat = [gradient for part in gradients_by_part for gradient in part]
     local = torch.stack([torch.stack([scalar_product(left, right) for right in flat]) for left in flat])
-    products = distributed.all_sum(local).view(len(gradients_by_part), len(names), len(gradients_by_part), len(names))
+    device = next(learner.engine.module.parameters()).device
+    shape = len(gradients_by_part), len(names)
+    products = distributed.all_sum(local.to(device)).view(*shape, *shape)
 
     def measure(matrix: Tensor) -> GradientSignal:
         return measure_signal(matrix.tolist(), max(rows, 1), learner.mini_batch_size)

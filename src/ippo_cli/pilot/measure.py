@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ippo_cli.agents.learner import Learner
+from ippo_cli.config.schema import UpdateOrder
 from ippo_cli.diagnosis.finding import Row
 from ippo_cli.engine import distributed
 from ippo_cli.pilot.critic import CriticFit, fit_critics
@@ -88,11 +89,13 @@ def _measure_policy(trainer: Trainer, sample: PilotSample, learner: Learner) -> 
     config, plan = trainer.config, trainer.plan
     begins = first_full_iteration(trainer, learner)
     context = StepContext(seed=config.seed, iteration=begins, num_iterations=plan.num_iterations)
-    per_iteration = sum(plan.actor_steps[name] for name in learner.agent_names)
+    policies = sum(other.is_policy for other in trainer.state.team.learners)
+    turns = policies if config.team.update_order is UpdateOrder.round_robin else 1  # iterations for one of its own
+    steps = max(plan.num_iterations - begins, 0) * plan.actor_steps[learner.agent_names[0]]
     return PolicyMeasurement(
         name=learner.name,
         agents=learner.agent_names,
-        steps=max(plan.num_iterations - begins, 0) * per_iteration,
+        steps=-(-steps // turns),
         gradient=measure_gradient(trainer, sample, learner, context) if has_whole_gradients(config) else None,
         step=measure_step(trainer, sample, learner) if config.deepspeed.ranks_per_group == 1 else None,
     )

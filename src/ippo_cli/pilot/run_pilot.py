@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ippo_cli.config.errors import (
@@ -23,7 +24,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.pilot.folder import report_path, work_root
 from ippo_cli.pilot.measure import Measurement, measure
 from ippo_cli.pilot.report import describe_size, format_failure, format_report, to_json_data
-from ippo_cli.pilot.size import compute_pilot_size
+from ippo_cli.pilot.size import PilotSize, compute_pilot_size
 from ippo_cli.pilot.verdict import Assessment, assess, failed_assessment
 from ippo_cli.runs.folder import display_path, write_atomically
 from ippo_cli.training.build_trainer import RunContext, build_trainer
@@ -34,7 +35,7 @@ from ippo_cli.training.trainer import Trainer
 
 def run_pilot(config: Config, folder: Path | None, *, start: Callable[[Path], None] | None = None) -> Path:
     """Measure in this process as one rank; returns the folder of the pilot in progress. Raises as `run_training`."""
-    return run_rank(prepare_config(config), folder, _run, root=work_root(config), start=start)
+    return run_rank(prepare_config(config), folder, partial(_run, config), root=work_root(config), start=start)
 
 
 def prepare_config(config: Config) -> Config:
@@ -43,13 +44,14 @@ def prepare_config(config: Config) -> Config:
     return replace(config, tracker=tracker, rollout=replace(config.rollout, refill_rounds=0))
 
 
-def _run(context: RunContext) -> None:
+def _run(config: Config, context: RunContext) -> None:
+    """`config`: of the run."""
     trainer: Trainer | None = None
     try:
         trainer = build_trainer(context)
-        size = compute_pilot_size(context.config, trainer.plan, distributed.world_size())
+        size = _compute_size(trainer)
         context.console.print_line(describe_size(size))
-        measurement, assessment = _measure(trainer, context)
+        measurement, assessment = _measure(trainer, config)
         _write(context, measurement, assessment)
     except PreemptionRequested as request:
         if not distributed.is_main():
@@ -66,21 +68,28 @@ def _run(context: RunContext) -> None:
     context.log.finish("done")
 
 
-def _measure(trainer: Trainer, context: RunContext) -> tuple[Measurement | None, Assessment]:
+def _compute_size(trainer: Trainer) -> PilotSize:
+    examples = len(trainer.collector.schedule.examples)
+    return compute_pilot_size(trainer.config, trainer.plan, distributed.world_size(), examples)
+
+
+def _measure(trainer: Trainer, config: Config) -> tuple[Measurement | None, Assessment]:
     """What a pilot finds, also if the error of a run ends it."""
-    size = compute_pilot_size(trainer.config, trainer.plan, distributed.world_size())
+    size = _compute_size(trainer)
     agents = list(trainer.state.team)
     try:
         measurement = measure(trainer, size)
     except RewardError as error:
         return None, failed_assessment(f"the reward fails: {error}", "correct the reward or its service", agents)
     except NonFiniteError as error:
+        if distributed.world_size() > 1:  # the other ranks end with an error of their own
+            raise
         return None, failed_assessment(str(error), "lower actor.learning_rate", agents)
     observations = Observations(
-        config=context.config,
+        config=config,
         rows=[measurement.row],
         episodes=measurement.samples,
-        chat_templates=find_chat_templates(context.config),
+        chat_templates=find_chat_templates(config),
     )
     return measurement, assess(measurement, observations)
 

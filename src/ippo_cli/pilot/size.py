@@ -37,8 +37,13 @@ class PilotSize:
         return self.rows * self.episode_tokens
 
 
-def compute_pilot_size(config: Config, sizes: BatchSizes, world_size: int) -> PilotSize:
-    """The largest pilot within `pilot.tokens`; by default at most the larger of a buffer and `USUAL_PROMPTS`."""
+def compute_pilot_size(
+    config: Config, sizes: BatchSizes, world_size: int, num_examples: int | None = None
+) -> PilotSize:
+    """The largest pilot within `pilot.tokens`; by default at most the larger of a buffer and `USUAL_PROMPTS`.
+
+    `num_examples`: of the training data. More prompts would repeat some, on both sides of a comparison.
+    """
     generations = config.rollout.num_generations
     repeats = RESPONSES - 1 if generations == 1 else 0
     per_episode = sum(response_budgets(config).values())
@@ -59,6 +64,8 @@ def compute_pilot_size(config: Config, sizes: BatchSizes, world_size: int) -> Pi
     most = max(sizes.prompts_per_iteration, USUAL_PROMPTS, least)
     if config.pilot.tokens is not None:  # as many as were asked for
         most = max(config.pilot.tokens // (generations * per_episode), least)
+    if num_examples is not None:
+        most = max(min(most, num_examples), least)
     return next((size for size in map(build, range(most, least, -1)) if size.tokens <= limit), build(least))
 
 

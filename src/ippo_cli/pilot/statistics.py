@@ -25,10 +25,14 @@ class Estimate:
     value: float = math.nan
     low: float = math.nan
     high: float = math.nan
+    degrees: int | None = None  # of freedom, of a t-interval
 
     def exceeds_zero(self, comparisons: int) -> bool:
         """Whether it is above 0 beyond chance, as one of several numbers that are compared with 0 (Bonferroni)."""
-        return self.value > (self.value - self.low) * normal_quantile(comparisons) / normal_quantile()
+        factor = normal_quantile(comparisons) / normal_quantile()
+        if self.degrees is not None:
+            factor = t_quantile(self.degrees, comparisons) / t_quantile(self.degrees)
+        return self.value > (self.value - self.low) * factor
 
 
 UNKNOWN = Estimate()
@@ -49,7 +53,7 @@ def jackknife(units: Sequence[T], statistic: Callable[[Sequence[T]], float]) -> 
     center = fmean(without)
     error = math.sqrt((count - 1) / count * sum((other - center) ** 2 for other in without))
     half = t_quantile(count - 1) * error
-    return Estimate(value, value - half, value + half)
+    return Estimate(value, value - half, value + half, count - 1)
 
 
 def fraction(true: int, count: int) -> Estimate:
@@ -138,7 +142,8 @@ def measure_signal(products: Sequence[Sequence[float]], rows: int, step_rows: in
         norm=math.sqrt(max(_block_sum(products, parts, parts), 0.0)) / len(products),
         cosine=_block_sum(products, *halves) / norm if norm > 0 else math.nan,
         squared_ratio=Estimate(
-            *(scale * _odds(value) for value in (correlation.value, correlation.low, correlation.high))
+            *(scale * _odds(value) for value in (correlation.value, correlation.low, correlation.high)),
+            correlation.degrees,
         ),
     )
 

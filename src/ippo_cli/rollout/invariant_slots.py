@@ -14,7 +14,7 @@ from ippo_cli.config.engines import TILE_ROWS
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.models.agreement import probe_ids
 from ippo_cli.rollout.continuous_batching import ContinuousBatching, language_model, text_config
-from ippo_cli.rollout.fixed_slots import FixedSlots
+from ippo_cli.rollout.fixed_slots import SMALLEST_WIDTH, FixedSlots
 from ippo_cli.rollout.packed_linears import MIN_FORWARDS, pack_linears
 
 PROBE_TOKENS, PROBE_STEPS = (9, 12), 3
@@ -101,23 +101,26 @@ def check_invariance(model: nn.Module) -> None:
 
 @torch.no_grad()
 def rows_are_invariant(model: nn.Module) -> bool:
-    """Whether one row has the same bits alone and as the last of `TILE_ROWS + 1`."""
+    """Whether one row has the same bits alone and as the last of `TILE_ROWS + 1`, in a wider cache."""
     length, device = max(PROBE_TOKENS) + PROBE_STEPS, next(model.parameters()).device
     ids = probe_ids(length + 1, text_config(model).vocab_size, device)[0]
     rows = ids[:length], ids[1 : length + 1]
     alone = _read_row(model, rows[:1], np.zeros(1, dtype=np.int64))
-    beside = _read_row(model, rows[::-1], np.repeat([0, 1], [TILE_ROWS, 1]))
+    beside = _read_row(model, rows[::-1], np.repeat([0, 1], [TILE_ROWS, 1]), width=2 * SMALLEST_WIDTH)
     return all(torch.equal(one, other) for one, other in zip(alone, beside, strict=True))
 
 
-def _read_row(model: nn.Module, rows: tuple[Tensor, ...], copies: np.ndarray) -> list[Tensor]:
-    """Logits `[V]` of the last row after its prompt and after each of its next tokens."""
+def _read_row(
+    model: nn.Module, rows: tuple[Tensor, ...], copies: np.ndarray, width: int = SMALLEST_WIDTH
+) -> list[Tensor]:
+    """Logits `[V]` of the last row after its prompt and after each of its next tokens; `width`: of the cache."""
     runner = InvariantSlots(model, len(copies))
     lengths = np.array(PROBE_TOKENS[: len(rows)][::-1])  # the last row has the same length in both cases
     prompts = [row[:length] for row, length in zip(rows, lengths.tolist(), strict=True)]
     padded = [nn.functional.pad(prompt, (int(lengths.max()) - len(prompt), 0)) for prompt in prompts]
     with runner.session():
         found = [runner.prefill(torch.stack(padded), lengths, copies)[-1]]
+        runner._resize(width)
         for step in range(PROBE_STEPS):
             tokens = torch.stack([row[length + step] for row, length in zip(rows, lengths.tolist(), strict=True)])
             found.append(runner.decode(tokens[torch.from_numpy(copies).to(tokens.device)])[-1])
