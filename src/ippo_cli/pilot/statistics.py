@@ -143,7 +143,7 @@ def measure_signal(products: Sequence[Sequence[float]], rows: int, step_rows: in
         cosine=_block_sum(products, *halves) / norm if norm > 0 else math.nan,
         squared_ratio=Estimate(
             *(scale * _odds(value) for value in (correlation.value, correlation.low, correlation.high)),
-            correlation.degrees,
+            degrees=correlation.degrees,
         ),
     )
 
