@@ -54,8 +54,8 @@ def measure_gradient(trainer: Trainer, sample: PilotSample, learner: Learner, co
                 batch = build_batch(learner, rows, context)
                 gradients = _gradients_by_agent(learner, batch, context)
                 gradients_by_part.append([[share.cpu() for share in own_share(gradient)] for gradient in gradients])
-                drawn = [own.sample_counts.sum() for own in rows.targets.values()]
-                count += int(distributed.all_sum_groups(torch.stack(drawn).sum()))
+                counts = [own.sample_counts.sum() for own in rows.targets.values()]
+                count += int(distributed.all_sum_groups(torch.stack(counts).sum()))
     found = None
     if learner.group.is_member:
         with nullcontext() if learner.group.is_world else learner.group.activate():
