@@ -751,6 +751,7 @@ ROLES = (
     "runs/records.py",
     "reporting/metrics.py",
     "config/checks.py",
+    "config/algorithm_checks.py",
     "config/applicability.py",
     "config/marks.py",
     "config/schema/registry.py",

@@ -1,4 +1,4 @@
-"""Run pilots of healthy configurations and of others that cannot learn: is the cause named, who is called hopeless?
+"""Run pilots of healthy configurations and of others that cannot learn, and compare their verdicts and findings.
 
     python scripts/bench/pilots.py /tmp/pilots                    all: a quarter of an hour on one core
     python scripts/bench/pilots.py /tmp/pilots --only 'fails/*' --verbose

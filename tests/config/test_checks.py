@@ -17,6 +17,7 @@ import pytest
 from ippo_cli.compose.load import build_config, config_dir
 from ippo_cli.config import (
     agent_checks,
+    algorithm_checks,
     applicability,
     checks,
     critic_fitting,
@@ -940,6 +941,7 @@ def test_all_rules_have_a_case(config: Make, plain: Make) -> None:
         for module in (
             checks,
             agent_checks,
+            algorithm_checks,
             applicability,
             critic_fitting,
             critics,

@@ -12,7 +12,7 @@ from ippo_cli.compose.load import KINDS
 
 SOURCE = Path(ippo_cli.__file__).parent
 # Fields that only checks and batch sizes read.
-CHECKS = ("checks.py", "applicability.py", "arithmetic.py")
+CHECKS = ("checks.py", "algorithm_checks.py", "applicability.py", "arithmetic.py")
 READ_BY_CHECKS = {
     "KlConfig.allow_both",
     "AlgorithmConfig.allow_off_policy_steps",

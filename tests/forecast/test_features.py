@@ -1,4 +1,4 @@
-"""Features of the forecast on series whose values are known."""
+"""Features of the forecast on series with known values."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ HEALTHY = Measurement(
 )
 
 
-def assessed(measurement: Measurement, *overrides: str, **row: float) -> Assessment:
+def assess_pilot(measurement: Measurement, *overrides: str, **row: float) -> Assessment:
     config = load_config(["mode=pilot", "task=sorting_solo", *overrides])
     names = {f"solo/{key.replace('__', '/')}": value for key, value in row.items()}
     measurement = replace(measurement, row={**measurement.row, **names})
@@ -89,12 +89,12 @@ def with_policy(**changes: Any) -> Measurement:
 
 
 def test_agreeing_gradients_learn() -> None:
-    found = assessed(HEALTHY)
+    found = assess_pilot(HEALTHY)
     assert (names(found), found.verdict) == ([], Verdict.learns)
 
 
 def test_no_visible_direction_is_slow() -> None:
-    found = assessed(with_policy(gradient=signal(low=-0.1, high=0.3)))
+    found = assess_pilot(with_policy(gradient=signal(low=-0.1, high=0.3)))
     assert (names(found), found.verdict) == ([], Verdict.slow)
 
 
@@ -122,25 +122,25 @@ def test_no_visible_direction_is_slow() -> None:
 def test_finding_and_verdict(
     measurement: Measurement, overrides: Sequence[str], row: Mapping[str, float], name: str, verdict: Verdict
 ) -> None:
-    found = assessed(measurement, *overrides, **row)
+    found = assess_pilot(measurement, *overrides, **row)
     assert (names(found), found.verdict) == ([name], verdict)
 
 
 def test_rates_to_try_have_the_wanted_step() -> None:
     """KL grows with the square of the rate: 2 at 3.5e-4 is 0.02 at a tenth of it, rounded down."""
-    (found,) = assessed(with_policy(kl=2.0)).findings
+    (found,) = assess_pilot(with_policy(kl=2.0)).findings
     assert found.finding.overrides == ("actor.learning_rate=3e-05",)
 
 
 def test_first_finding_is_the_gravest() -> None:
     measurement = replace(with_policy(kl=2.0), spreads={"solo": spread([[0.0, 0.0], [1.0, 1.0]])})
-    found = assessed(measurement)
+    found = assess_pilot(measurement)
     assert names(found) == ["scores_by_prompt", "large_step"]
     assert found.verdict is Verdict.no_signal
 
 
 def test_report_has_each_finding_with_its_key() -> None:
-    found = assessed(with_policy(kl=2.0))
+    found = assess_pilot(with_policy(kl=2.0))
     text = format_report(with_policy(kl=2.0), found)
     assert "actor.learning_rate=3e-05" in text
     assert text.splitlines()[-1].startswith("verdict: too large steps")
@@ -148,7 +148,7 @@ def test_report_has_each_finding_with_its_key() -> None:
 
 def test_json_has_no_infinity() -> None:
     measurement = replace(HEALTHY, critics={}, spreads={"solo": spread([])})
-    data = to_json_data(measurement, assessed(measurement))
+    data = to_json_data(measurement, assess_pilot(measurement))
     assert json.loads(json.dumps(data, allow_nan=False))["scores"]["solo"]["mean"]["value"] is None
 
 

@@ -33,18 +33,18 @@ def weights(trainer: Trainer) -> list[Tensor]:
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+def pilot_trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
     with open_trainer(tmp_path_factory.mktemp("pilot"), *PILOT) as trainer:
         yield trainer
 
 
 @pytest.fixture(scope="module")
-def sample(opened: Trainer) -> PilotSample:
-    return collect_sample(opened, SIZE)
+def sample(pilot_trainer: Trainer) -> PilotSample:
+    return collect_sample(pilot_trainer, SIZE)
 
 
-def test_sample_is_the_first_buffer_and_repeats(opened: Trainer, sample: PilotSample) -> None:
-    experience = experience_of(opened)
+def test_sample_is_the_first_buffer_and_repeats(pilot_trainer: Trainer, sample: PilotSample) -> None:
+    experience = experience_of(pilot_trainer)
     assert [episode.turns[0].text for episode in sample.experience.episodes] == [
         episode.turns[0].text for episode in experience.episodes
     ]
@@ -59,12 +59,12 @@ def test_parts_of_the_sample_are_whole_prompts(sample: PilotSample) -> None:
     assert sample.rows_outside(1, 2, 1).tolist() == [True, False] * 8
 
 
-def test_step_is_undone(opened: Trainer, sample: PilotSample) -> None:
+def test_step_is_undone(pilot_trainer: Trainer, sample: PilotSample) -> None:
     """The weights return to the bit, and the last measured rate has nearly the wanted KL."""
-    before = weights(opened)
-    learner = opened.state.team["low"].policy
-    step = measure_step(opened, sample, learner)
-    assert all(map(torch.equal, before, weights(opened)))
+    before = weights(pilot_trainer)
+    learner = pilot_trainer.state.team["low"].policy
+    step = measure_step(pilot_trainer, sample, learner)
+    assert all(map(torch.equal, before, weights(pilot_trainer)))
     assert step.learning_rate == learner.optimizer.learning_rate
     assert step.at_configured_rate.kl.value > 0
     assert step.stats["low/policy/steps"] == 1
@@ -74,12 +74,12 @@ def test_step_is_undone(opened: Trainer, sample: PilotSample) -> None:
     assert step.rate_at_limit == pytest.approx(step.changes[-1].scale * step.learning_rate, rel=0.5)
 
 
-def test_gradients_of_parts_sum_to_that_of_the_sample(opened: Trainer, sample: PilotSample) -> None:
+def test_gradients_of_parts_sum_to_that_of_the_sample(pilot_trainer: Trainer, sample: PilotSample) -> None:
     """The loss is a mean over tokens: the whole gradient is the mean of those of parts, weighted by their tokens."""
-    learner = opened.state.team["low"].policy
+    learner = pilot_trainer.state.team["low"].policy
 
     def gradient(selected: PilotSample) -> tuple[Tensor, int]:
-        batch = build_batch(learner, share_learner_rows(opened, selected, learner, CONTEXT), CONTEXT)
+        batch = build_batch(learner, share_learner_rows(pilot_trainer, selected, learner, CONTEXT), CONTEXT)
         assert batch is not None
         parts = learner.compute_gradient(batch, CONTEXT)
         return torch.cat([part.flatten() for part in parts]), batch.num_tokens
@@ -90,26 +90,29 @@ def test_gradients_of_parts_sum_to_that_of_the_sample(opened: Trainer, sample: P
     torch.testing.assert_close(sum(tokens / total * half for half, tokens in halves), whole, atol=1e-6, rtol=1e-4)
 
 
-def test_gradient_measures_each_agent(opened: Trainer, sample: PilotSample) -> None:
-    learner = opened.state.team["low"].policy
-    found = measure_gradient(opened, sample, learner, CONTEXT)
+def test_gradient_measures_each_agent(pilot_trainer: Trainer, sample: PilotSample) -> None:
+    learner = pilot_trainer.state.team["low"].policy
+    found = measure_gradient(pilot_trainer, sample, learner, CONTEXT)
     assert found.by_agent.keys() == {"low"}
     assert found.whole == found.by_agent["low"]
     assert -1 <= found.whole.cosine <= 1
     assert found.whole.norm > 0
 
 
-def test_step_is_that_of_the_run(opened: Trainer, sample: PilotSample) -> None:
+def test_step_is_that_of_the_run(pilot_trainer: Trainer, sample: PilotSample) -> None:
     """The run's own update on the same half, ended after one step, changes the policy as much.
 
     The last test of this trainer: it changes the weights. A second Adam step with the same gradient equals the first.
     """
-    learner, half = opened.state.team["high"].policy, sample.select_part(0, 2, 1)
-    measured = measure_step(opened, sample, learner)
-    before = read_logprobs(opened, sample, learner)
-    stats = update_team(start_updates(opened, half, CONTEXT, [FirstStep()]), half.own_targets, opened.config)
-    after = read_logprobs(opened, sample, learner)
-    found = measure_change(opened, sample, learner, before, after, 1.0)
+    learner, half = pilot_trainer.state.team["high"].policy, sample.select_part(0, 2, 1)
+    measured = measure_step(pilot_trainer, sample, learner)
+    before = read_logprobs(pilot_trainer, sample, learner)
+    updates = start_updates(pilot_trainer, half, CONTEXT, [FirstStep()])
+    stats = update_team(updates, half.own_targets, pilot_trainer.config)
+        start_updates(pilot_trainer, half, CONTEXT, [FirstStep()]), half.own_targets, pilot_trainer.config
+    )
+    after = read_logprobs(pilot_trainer, sample, learner)
+    found = measure_change(pilot_trainer, sample, learner, before, after, 1.0)
     assert {row.get("high/policy/steps", 1.0) for row in stats} == {1.0}
     assert found.kl.value == pytest.approx(measured.at_configured_rate.kl.value, rel=1e-3)
     assert found.largest_logratio == pytest.approx(measured.at_configured_rate.largest_logratio, rel=1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -30,6 +31,14 @@ def test_more_comparisons_need_more_evidence() -> None:
     assert not found.exceeds_zero(4)
     assert Estimate(2.6, 2.6 - 1.96, 2.6 + 1.96).exceeds_zero(4)
     assert not UNKNOWN.exceeds_zero(1)
+
+
+def test_few_prompts_need_more_evidence_for_several_comparisons() -> None:
+    """With 3 degrees of freedom the limits are 3.18 standard errors for one number and 4.18 for the better of two."""
+    found = Estimate(4.0, 4.0 - 3.18, 4.0 + 3.18, degrees=3).transform(lambda value: value / 2)
+    assert found.exceeds_zero(1)
+    assert not found.exceeds_zero(2)
+    assert replace(found, degrees=None).exceeds_zero(2)
 
 
 def test_spread_by_hand() -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ippo_cli.config.agent_checks import check_agent
-from ippo_cli.config.applicability import ALGORITHM_RULES
+from ippo_cli.config.algorithm_checks import ALGORITHM_RULES
 from ippo_cli.config.batch_sizes import format_divisors
 from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit

@@ -47,7 +47,7 @@ def check_batch_invariance(rollout: RolloutConfig) -> Iterator[ConfigError]:
         return
     setting, size = "rollout.batch_invariant=true", rollout.decode_batch_size
     if rollout.kind != "hf":
-        yield ConfigError(setting, f"has no effect with rollout={rollout.kind}, which decodes by itself", "use false")
+        yield ConfigError(setting, f"has no effect with rollout={rollout.kind}, which has another decoder", "use false")
     elif size % TILE_ROWS:
         yield ConfigError(
             f"rollout.decode_batch_size={size}",

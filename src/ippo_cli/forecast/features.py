@@ -78,7 +78,7 @@ def measure_features(rows: Sequence[Row], names: Container[str] | None = None) -
 
 
 def _split_by_owner(rows: Sequence[Row], windows: Mapping[str, int]) -> Mapping[str, Series]:
-    """Metrics in their windows, by the first part of their names: the owner. Those that the last row has."""
+    """The metrics of the last row in their windows, by owner: the first part of a metric's name."""
     owners: dict[str, dict[str, Sequence[float]]] = {}
     for key in rows[-1]:
         owner, _, metric = key.partition("/")

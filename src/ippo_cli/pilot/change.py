@@ -83,8 +83,7 @@ def measure_gain(
     """
     own, _ = _change_rows(trainer, sample, learner, low, high)
     rows = _sort_rows([row for part in distributed.gather_objects(own) for row in part])
-    whole = estimate_gain([row for row in rows if row.is_unseen])
-    return Estimate(whole.value / 2, whole.low / 2, whole.high / 2)
+    return estimate_gain([row for row in rows if row.is_unseen]).transform(lambda value: value / 2)
 
 
 def _sort_rows(rows: Sequence[RowChange]) -> list[RowChange]:

@@ -19,7 +19,7 @@ def work_root(config: Config) -> Path:
 
 
 def report_path(folder: Path) -> Path:
-    """The JSON report of the pilot with this work folder; the text is beside it."""
+    """The JSON report of the pilot with this work folder; the text report has the suffix `.txt`."""
     return folder.parent.with_name(REPORTS) / f"{folder.name}.json"
 
 

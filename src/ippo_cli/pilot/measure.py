@@ -90,7 +90,7 @@ def _measure_policy(trainer: Trainer, sample: PilotSample, learner: Learner) -> 
     begins = first_full_iteration(trainer, learner)
     context = StepContext(seed=config.seed, iteration=begins, num_iterations=plan.num_iterations)
     policies = sum(other.is_policy for other in trainer.state.team.learners)
-    turns = policies if config.team.update_order is UpdateOrder.round_robin else 1  # iterations for one of its own
+    turns = policies if config.team.update_order is UpdateOrder.round_robin else 1  # iterations per update
     steps = max(plan.num_iterations - begins, 0) * plan.actor_steps[learner.agent_names[0]]
     return PolicyMeasurement(
         name=learner.name,

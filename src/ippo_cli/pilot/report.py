@@ -121,7 +121,7 @@ def _policy_lines(policies: Sequence[PolicyMeasurement]) -> Iterator[str]:
                     _number(signal.norm),
                     _number(shares[name]),
                     _number(signal.cosine),
-                    _interval(Estimate(_root(ratio.value), _root(ratio.low), _root(ratio.high))),
+                    _interval(ratio.transform(_root)),
                     str(policy.steps),
                 ]
             )

@@ -49,9 +49,10 @@ def _run(config: Config, context: RunContext) -> None:
     trainer: Trainer | None = None
     try:
         trainer = build_trainer(context)
-        size = _compute_size(trainer)
+        examples = len(trainer.collector.schedule.examples)
+        size = compute_pilot_size(config, trainer.plan, distributed.world_size(), examples)
         context.console.print_line(describe_size(size))
-        measurement, assessment = _measure(trainer, config)
+        measurement, assessment = _measure(trainer, config, size)
         _write(context, measurement, assessment)
     except PreemptionRequested as request:
         if not distributed.is_main():
@@ -68,14 +69,8 @@ def _run(config: Config, context: RunContext) -> None:
     context.log.finish("done")
 
 
-def _compute_size(trainer: Trainer) -> PilotSize:
-    examples = len(trainer.collector.schedule.examples)
-    return compute_pilot_size(trainer.config, trainer.plan, distributed.world_size(), examples)
-
-
-def _measure(trainer: Trainer, config: Config) -> tuple[Measurement | None, Assessment]:
+def _measure(trainer: Trainer, config: Config, size: PilotSize) -> tuple[Measurement | None, Assessment]:
     """What a pilot finds, also if the error of a run ends it."""
-    size = _compute_size(trainer)
     agents = list(trainer.state.team)
     try:
         measurement = measure(trainer, size)

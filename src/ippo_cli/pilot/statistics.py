@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, variance
 from typing import TypeVar
 
@@ -33,6 +33,10 @@ class Estimate:
         if self.degrees is not None:
             factor = t_quantile(self.degrees, comparisons) / t_quantile(self.degrees)
         return self.value > (self.value - self.low) * factor
+
+    def transform(self, function: Callable[[float], float]) -> Estimate:
+        """The estimate of an increasing function of the number."""
+        return replace(self, value=function(self.value), low=function(self.low), high=function(self.high))
 
 
 UNKNOWN = Estimate()
@@ -141,10 +145,7 @@ def measure_signal(products: Sequence[Sequence[float]], rows: int, step_rows: in
     return GradientSignal(
         norm=math.sqrt(max(_block_sum(products, parts, parts), 0.0)) / len(products),
         cosine=_block_sum(products, *halves) / norm if norm > 0 else math.nan,
-        squared_ratio=Estimate(
-            *(scale * _odds(value) for value in (correlation.value, correlation.low, correlation.high)),
-            degrees=correlation.degrees,
-        ),
+        squared_ratio=correlation.transform(lambda value: scale * _odds(value)),
     )
 
 

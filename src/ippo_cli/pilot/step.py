@@ -131,7 +131,7 @@ def measure_step(trainer: Trainer, sample: PilotSample, learner: Learner) -> Pol
         learning_rate=rate,
         changes=changes,
         rate_at_limit=rate * estimate_scale(changes, limit),
-        gain=Estimate(gain.value / small, gain.low / small, gain.high / small),
+        gain=gain.transform(lambda value: value / small),
         stats=stats,
     )
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from ippo_cli.config.text import LINE_WIDTH, shorten_name, text_width, truncate_text
-from ippo_cli.forecast.forecast import RISK
+from ippo_cli.forecast.forecast import RISK, read_weights
 
 SPARKS = "▁▂▃▄▅▆▇█"
 COLUMNS = {  # column heading -> metric name after the agent's name
@@ -22,7 +22,6 @@ PANEL_ONLY = ("clip_fraction",)  # not in the plain line
 WORST_BY = {"approx_kl": max, "kl/reference": max}  # how to select the worst agent; default: min
 PHASES = ("rollout", "score", "logprobs", "targets", "update")
 ROUNDING_ERROR = 1e-7  # below it an approximate KL is that of a policy to itself
-MIN_RISK = 0.3  # a lower one is not displayed
 TYPICAL_NUMBER = -0.123  # typical width, so that a line's layout does not depend on the values
 
 
@@ -79,9 +78,9 @@ def _join_parts(
 
 
 def format_risk(row: Mapping[str, float]) -> list[str]:
-    """The forecast of a fall of the score, if it is not low: `risk 0.62`."""
+    """The forecast of a fall of the score, from the threshold of warnings on: `risk 0.62`."""
     risk = row.get(RISK, 0.0)
-    return [f"risk {risk:.2f}"] if risk >= MIN_RISK else []
+    return [f"risk {risk:.2f}"] if risk >= read_weights().threshold else []
 
 
 def format_phases(row: Mapping[str, float]) -> str:
