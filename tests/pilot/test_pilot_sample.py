@@ -109,8 +109,6 @@ def test_step_is_that_of_the_run(pilot_trainer: Trainer, sample: PilotSample) ->
     before = read_logprobs(pilot_trainer, sample, learner)
     updates = start_updates(pilot_trainer, half, CONTEXT, [FirstStep()])
     stats = update_team(updates, half.own_targets, pilot_trainer.config)
-        start_updates(pilot_trainer, half, CONTEXT, [FirstStep()]), half.own_targets, pilot_trainer.config
-    )
     after = read_logprobs(pilot_trainer, sample, learner)
     found = measure_change(pilot_trainer, sample, learner, before, after, 1.0)
     assert {row.get("high/policy/steps", 1.0) for row in stats} == {1.0}
