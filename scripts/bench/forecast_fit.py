@@ -17,8 +17,8 @@ from ippo_cli.forecast.forecast import TABLE
 HORIZON = 20  # iterations
 ERRORS = 2.0  # standard errors of the difference that a fall exceeds
 THRESHOLD = 0.3  # of the warning: on left-out tasks almost half of these forecasts come true
-LIMITS = (0.01, 0.99)  # quantiles that limit a feature
-RIDGES = (3.0, 10.0, 30.0, 100.0, 300.0)
+QUANTILES = (0.02, 0.15, 0.3, 0.5, 0.7, 0.85, 0.98)  # knots of a curve
+RIDGES = (3.0, 10.0, 30.0, 100.0)
 BINS = 8
 DIGITS = 4
 # Rules of one line: the metric in words, and the feature that carries it.
@@ -31,7 +31,7 @@ RULES = {
     "training score below its best by a threshold": "score_fall",
     "entropy changes by more than a threshold": "entropy_jump",
 }
-SINGLE = "logistic regression of the best single metric"
+SINGLE = "curve of the best single metric"
 NAMES = [feature.name for feature in FEATURES]
 Array = np.ndarray
 Scores = Mapping[int, tuple[float, float]]
@@ -55,19 +55,19 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A logistic regression with the standardisation of its features."""
+    """An additive logistic regression: a piecewise linear curve of log-odds for each feature."""
 
-    lows: Array  # the limits of each feature: beyond the fitted values nothing is known
-    highs: Array
-    means: Array
-    scales: Array
-    weights: Array  # of standardised features
+    knots: list[Array]  # by feature, [K], increasing; empty: the feature is not known in these data
+    curves: list[Array]  # by feature, [K] log-odds; 0 in the mean over the known values
     intercept: float
     ridge: float
 
     def predict(self, values: Array) -> Array:
-        limited = np.clip(values, self.lows, self.highs)
-        return _logistic(_standardise(limited, self.means, self.scales) @ self.weights + self.intercept)
+        odds = np.full(len(values), self.intercept)
+        for column, knots, curve in zip(values.T, self.knots, self.curves, strict=True):
+            if len(knots):
+                odds += np.where(np.isnan(column), 0.0, np.interp(np.nan_to_num(column), knots, curve))
+        return _logistic(odds)
 
 
 def read_scores(record: Mapping[str, Any]) -> Scores:
@@ -127,14 +127,55 @@ def build_data(records: Sequence[Mapping[str, Any]]) -> Data:
 
 
 def fit(data: Data, ridge: float, names: Sequence[str] = NAMES) -> Model:
-    """Ridge-penalised maximum likelihood by Newton's method; the intercept is not penalised."""
-    used = np.array([name in names for name in NAMES])
-    lows, highs = np.nanquantile(data.values, LIMITS, axis=0)
-    values = np.clip(data.values, lows, highs)
-    means, scales = (np.nan_to_num(measure(values, axis=0)) for measure in (np.nanmean, np.nanstd))
-    inputs = np.column_stack([_standardise(values, means, scales) * used, np.ones(len(data.labels))])
-    labels = data.labels.astype(float)
-    penalty = np.diag([ridge] * len(NAMES) + [1e-6])
+    """Penalised maximum likelihood by Newton's method. The penalty is on differences of log-odds between neighbouring
+    knots, which are quantiles of the feature; the intercept is not penalised.
+    """
+    columns = [data.values[:, place] if name in names else np.array([math.nan]) for place, name in enumerate(NAMES)]
+    knots = [_choose_knots(column) for column in columns]
+    hats = [_hats(column, own) for column, own in zip(data.values.T, knots, strict=True)]
+    means = [hat[~np.isnan(column)].mean(axis=0) for hat, column in zip(hats, data.values.T, strict=True)]
+    parts = [
+        np.where(np.isnan(column)[:, None], 0.0, hat - mean)
+        for hat, mean, column in zip(hats, means, data.values.T, strict=True)
+    ]
+    inputs = np.column_stack([*parts, np.ones(len(data.labels))])
+    weights = _maximise_likelihood(inputs, data.labels.astype(float), _penalty(knots, ridge))
+    ends = np.cumsum([0, *(len(own) for own in knots)])
+    own_weights = [weights[start:end] for start, end in pairwise(ends)]
+    return Model(
+        knots=knots,
+        curves=[own - mean @ own for own, mean in zip(own_weights, means, strict=True)],
+        intercept=float(weights[-1]),
+        ridge=ridge,
+    )
+
+
+def _choose_knots(column: Array) -> Array:
+    """The distinct quantiles of the known values, rounded as they are written."""
+    known = column[~np.isnan(column)]
+    if not len(known):
+        return np.array([])
+    return np.unique([_round(value) for value in np.quantile(known, QUANTILES)])
+
+
+def _hats(column: Array, knots: Array) -> Array:
+    """Values [N, K] of the linear B-splines at the knots; constant beyond them."""
+    known = np.nan_to_num(column)
+    return np.column_stack([np.zeros((len(column), 0)), *(np.interp(known, knots, row) for row in np.eye(len(knots)))])
+
+
+def _penalty(knots: Sequence[Array], ridge: float) -> Array:
+    """The quadratic form of the penalty over all weights and the intercept."""
+    size = sum(map(len, knots)) + 1
+    found, start = np.eye(size) * 1e-6, 0  # a constant that is added to a curve has no other penalty
+    for own in knots:
+        steps = np.diff(np.eye(len(own)), axis=0) if len(own) > 1 else np.zeros((0, len(own)))
+        found[start : start + len(own), start : start + len(own)] += ridge * steps.T @ steps
+        start += len(own)
+    return found
+
+
+def _maximise_likelihood(inputs: Array, labels: Array, penalty: Array) -> Array:
     weights = np.zeros(inputs.shape[1])
     for _ in range(50):
         chances = _logistic(inputs @ weights)
@@ -144,15 +185,7 @@ def fit(data: Data, ridge: float, names: Sequence[str] = NAMES) -> Model:
         weights -= step
         if np.abs(step).max() < 1e-9:
             break
-    return Model(
-        lows=lows,
-        highs=highs,
-        means=means,
-        scales=scales,
-        weights=weights[:-1],
-        intercept=float(weights[-1]),
-        ridge=ridge,
-    )
+    return weights
 
 
 def fit_with_chosen_ridge(data: Data) -> Model:
@@ -168,11 +201,6 @@ def predict_left_out(data: Data, ridge: float) -> Array:
         own = data.families == family
         found[own] = fit(data.select(~own), ridge).predict(data.values[own])
     return found
-
-
-def _standardise(values: Array, means: Array, scales: Array) -> Array:
-    """Standardised features; 0 where they are missing."""
-    return np.nan_to_num((values - means) / np.where(scales > 0, scales, 1.0)) * (scales > 0)
 
 
 def _logistic(values: Array) -> Array:
@@ -267,17 +295,12 @@ def predict_all(data: Data) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 def write_table(model: Model, data: Data, records: Sequence[Mapping[str, Any]]) -> None:
-    """Write the weights, with the standardisation folded in: weights are per unit of the feature."""
-    features = {}
-    for place, name in enumerate(NAMES):
-        if model.scales[place] > 0:
-            features[name] = {
-                "weight": _round(model.weights[place] / model.scales[place]),
-                "mean": _round(model.means[place]),
-                "deviation": _round(model.scales[place]),
-                "low": _round(model.lows[place]),
-                "high": _round(model.highs[place]),
-            }
+    """Write the curves of all features that the runs log."""
+    features = {
+        name: {"knots": knots.tolist(), "log_odds": [_round(value) for value in curve.tolist()]}
+        for name, knots, curve in zip(NAMES, model.knots, model.curves, strict=True)
+        if len(knots)
+    }
     table = {
         "horizon": HORIZON,
         "threshold": THRESHOLD,

@@ -184,14 +184,12 @@ def _recorded_line() -> str:
 
 
 def weight_table() -> str:
-    """The table of weights as Markdown, the strongest feature first."""
+    """The curves as Markdown, the widest range of log-odds first."""
     table = json.loads(TABLE.read_text())
     meanings = {feature.name: feature.meaning for feature in FEATURES}
-    rows = sorted(table["features"].items(), key=lambda row: -abs(row[1]["weight"] * row[1]["deviation"]))
-    lines = ["| feature | meaning | weight | mean | limits | weight of one deviation |", "|---|---|---|---|---|---|"]
+    rows = sorted(table["features"].items(), key=lambda row: min(row[1]["log_odds"]) - max(row[1]["log_odds"]))
+    lines = ["| feature | meaning | value: log-odds |", "|---|---|---|"]
     for name, row in rows:
-        effect, limits = row["weight"] * row["deviation"], f"{row['low']:g} to {row['high']:g}"
-        lines.append(
-            f"| `{name}` | {meanings[name]} | {row['weight']:g} | {row['mean']:g} | {limits} | {effect:+.2f} |"
-        )
+        points = ", ".join(f"{knot:.3g}: {odds:+.2f}" for knot, odds in zip(row["knots"], row["log_odds"], strict=True))
+        lines.append(f"| `{name}` | {meanings[name]} | {points} |")
     return "\n".join([f"Intercept {table['intercept']:g}; ridge {table['ridge']:g}.", "", *lines])

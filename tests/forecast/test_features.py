@@ -24,14 +24,15 @@ def value(name: str, change: Callable[[int], Row], count: int = 24) -> float:
 
 
 def test_slopes_of_the_entropy() -> None:
+    halving = lambda n: {"policy/entropy": 8 * 0.5**n}  # noqa: E731
+    assert value("entropy_fall", halving, 9) == pytest.approx(math.log(2.0))
     falling = lambda n: {"policy/entropy": 3.0 - 0.1 * n}  # noqa: E731
-    assert value("entropy_fall", falling) == pytest.approx(0.1)
-    assert value("entropy_rise", falling) == pytest.approx(-0.1)
     assert value("entropy_jump", falling) == pytest.approx(math.log10(0.1))
     recent = sum(3.0 - 0.1 * n for n in range(17, 25)) / 8
     assert value("low_entropy", falling) == pytest.approx(-math.log10(recent))
     last = sum(3.0 - 0.1 * n for n in range(21, 25)) / 4
     assert value("entropy_lost", falling) == pytest.approx(math.log(2.9 / last))
+    assert value("entropy_regained", falling) == pytest.approx(math.log(last / 0.6))
 
 
 def test_levels_of_updates() -> None:
@@ -41,6 +42,8 @@ def test_levels_of_updates() -> None:
     assert value("ratio_tail", lambda _: {"policy/ratio_max_deviation": 10.0}) == pytest.approx(1.0)
     assert value("ties", lambda _: {"targets/zero_advantage_fraction": 0.25}) == pytest.approx(0.25)
     assert value("unexplained_variance", lambda _: {"value/explained_variance": 0.4}) == pytest.approx(0.6)
+    losing = value("explained_variance_fall", lambda n: {"value/explained_variance": 0.9 - 0.01 * n})
+    assert losing == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("part", ["policy", "joint"])
@@ -58,8 +61,8 @@ def test_scores_in_standard_deviations() -> None:
     falling = lambda n: {"score/mean": 0.8 if n <= 12 else 0.6, "score/std": 0.4}  # noqa: E731
     assert value("score_fall", falling) == pytest.approx(0.5)
     assert value("score_gain", falling) == pytest.approx(-0.5)
-    alternating = lambda n: {"score/mean": 0.5 + 0.04 * (n % 2), "score/std": 0.4}  # noqa: E731
-    assert value("score_noise", alternating) == pytest.approx(0.1)
+    steady = lambda n: {"score/mean": 0.9 - 0.02 * n, "score/std": 0.4}  # noqa: E731
+    assert value("score_decline", steady) == pytest.approx(0.05)
     collapsed = lambda n: {"score/mean": 0.1, "score/std": 0.4 if n < 20 else 0.1}  # noqa: E731
     assert value("score_spread_lost", collapsed) == pytest.approx(math.log(4.0))
 
@@ -67,7 +70,6 @@ def test_scores_in_standard_deviations() -> None:
 def test_lengths_relative_to_the_first_ones() -> None:
     growing = lambda n: {"rollout/response_length": 4.0 if n <= 4 else 8.0}  # noqa: E731
     assert value("longer", growing) == pytest.approx(math.log(2.0))
-    assert value("shorter", growing) == pytest.approx(-math.log(2.0))
 
 
 def test_worst_owner_counts() -> None:
@@ -75,7 +77,7 @@ def test_worst_owner_counts() -> None:
     failing = rows(lambda n: {"policy/entropy": 3.0 - 0.1 * n}, agent="failing")
     both = [one | other for one, other in zip(calm, failing, strict=True)]
     assert measure_features(both)["entropy_fall"].owner == "failing"
-    assert measure_features(both)["entropy_rise"].owner == "calm"
+    assert measure_features(both)["entropy_regained"].owner == "failing", "ends above its lowest value"
 
 
 def test_missing_values_are_left_out() -> None:

@@ -16,7 +16,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.diagnosis.finding import Finding, Observations
 from ippo_cli.diagnosis.registry import BY_NAME
 from ippo_cli.forecast.features import MIN_ROWS, Value
-from ippo_cli.forecast.forecast import RISK, Weights, apply_weights, forecast_collapse
+from ippo_cli.forecast.forecast import RISK, Curve, Weights, apply_weights, forecast_collapse
 from ippo_cli.reporting.console_format import format_risk
 from ippo_cli.training.process import run_training
 
@@ -115,14 +115,14 @@ def test_stop_without_policies_that_change_is_refused() -> None:
             check_config(load_config([f"evaluation.stop_at_risk={limit}"]), 1)
 
 
-def test_values_beyond_the_fitted_ones_count_as_the_limit() -> None:
-    limits = {"low_entropy": (0.0, 1.0)}
-    table = Weights(20, 0.3, -1.0, {"low_entropy": 2.0}, {"low_entropy": 0.5}, limits)
-    chances = [
-        apply_weights({"low_entropy": Value(number, "solo")}, table).probability for number in (-3.0, 0.5, 1.0, 9.0)
-    ]
-    assert chances == pytest.approx([1 / (1 + math.exp(2)), 1 / (1 + math.e), 0.5, 0.5])
-    assert apply_weights({}, table).probability == pytest.approx(1 / (1 + math.e)), "missing: the mean"
+def test_curves_are_linear_between_knots_and_constant_beyond() -> None:
+    table = Weights(20, 0.3, -1.0, {"low_entropy": Curve((0.0, 0.5, 1.0), (-1.0, 0.0, 2.0))})
+    odds = {-3.0: -1.0, 0.0: -1.0, 0.25: -0.5, 0.5: 0.0, 0.75: 1.0, 1.0: 2.0, 9.0: 2.0}
+    for number, added in odds.items():
+        found = apply_weights({"low_entropy": Value(number, "solo")}, table)
+        assert found.contributions[0].log_odds == pytest.approx(added)
+        assert found.probability == pytest.approx(1 / (1 + math.exp(1 - added)))
+    assert apply_weights({}, table).probability == pytest.approx(1 / (1 + math.e)), "missing: nothing is added"
 
 
 def test_console_displays_a_risk_that_is_not_low() -> None:

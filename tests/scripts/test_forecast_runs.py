@@ -56,6 +56,24 @@ def test_jobs_are_balanced() -> None:
     assert list_jobs(10) == jobs[:10]
 
 
+def test_curve_of_a_feature_need_not_be_monotonic() -> None:
+    """Falls at both ends of a feature, few in the middle; a missing value gets the intercept."""
+    rng = np.random.default_rng(0)
+    values = np.full((600, len(forecast_fit.NAMES)), math.nan)
+    values[:, 0] = rng.uniform(-1, 1, 600)
+    labels = rng.uniform(size=600) < np.where(np.abs(values[:, 0]) > 0.6, 0.9, 0.1)
+    names, no = np.full(600, "family"), np.zeros(600, dtype=bool)
+    data = forecast_fit.Data(
+        values=values, labels=labels, families=names, runs=np.arange(600), healthy=no, fallen=no
+    )
+    model = forecast_fit.fit(data, 3.0)
+    asked = np.full((4, len(forecast_fit.NAMES)), math.nan)
+    asked[:3, 0] = (-0.95, 0.0, 0.95)
+    low, middle, high, missing = model.predict(asked)
+    assert min(low, high) > 0.8 > 0.2 > middle
+    assert missing == pytest.approx(1 / (1 + math.exp(-model.intercept)))
+
+
 @pytest.fixture(scope="module")
 def records() -> list[forecast_fit.Mapping[str, object]]:
     return read_records()

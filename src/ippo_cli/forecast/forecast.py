@@ -1,9 +1,10 @@
-"""The forecast: a logistic regression of the features, with the weights of `weights.json`."""
+"""The forecast: an additive logistic regression, with a curve of log-odds for each feature in `weights.json`."""
 
 from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,15 +18,30 @@ TABLE = Path(__file__).with_name("weights.json")
 
 
 @dataclass(frozen=True, slots=True)
+class Curve:
+    """Log-odds of a feature: linear between knots, constant beyond the first and the last one."""
+
+    knots: tuple[float, ...]  # increasing
+    log_odds: tuple[float, ...]  # their mean over the fitted runs is 0
+
+    def interpolate(self, value: float) -> float:
+        """The log-odds that a value adds."""
+        place = bisect_right(self.knots, value)
+        if place in (0, len(self.knots)):
+            return self.log_odds[min(place, len(self.knots) - 1)]
+        low, high = self.knots[place - 1 : place + 1]
+        part = (value - low) / (high - low)
+        return (1 - part) * self.log_odds[place - 1] + part * self.log_odds[place]
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
-    """A fitted table: log-odds of a fall are `intercept + sum(weight * (value - mean))` over the known features."""
+    """A fitted table: log-odds of a fall are `intercept` plus what the curve of each known feature adds."""
 
     horizon: int  # iterations within which the score falls
     threshold: float  # probability above which a warning is printed
     intercept: float
-    weights: Mapping[str, float]
-    means: Mapping[str, float]  # of the runs that the table was fitted on
-    limits: Mapping[str, tuple[float, float]]  # of almost all values of these runs; values beyond count as the limit
+    curves: Mapping[str, Curve]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +66,13 @@ class Forecast:
 def read_weights() -> Weights:
     """The table of this version."""
     stored: dict[str, Any] = json.loads(TABLE.read_text())
-    rows = stored["features"]
     return Weights(
         horizon=stored["horizon"],
         threshold=stored["threshold"],
         intercept=stored["intercept"],
-        weights={name: row["weight"] for name, row in rows.items()},
-        means={name: row["mean"] for name, row in rows.items()},
-        limits={name: (row["low"], row["high"]) for name, row in rows.items()},
+        curves={
+            name: Curve(tuple(row["knots"]), tuple(row["log_odds"])) for name, row in stored["features"].items()
+        },
     )
 
 
@@ -67,20 +82,20 @@ def forecast_collapse(rows: Sequence[Row], weights: Weights | None = None) -> Fo
     Only training metrics of the last `features.WINDOW` rows are read: no evaluation, no time, no learning rate.
     """
     table = weights or read_weights()
-    values = measure_features(rows, table.weights)
+    values = measure_features(rows, table.curves)
     return apply_weights(values, table) if values else None
 
 
 def apply_weights(values: Mapping[str, Value], weights: Weights) -> Forecast:
-    """Forecast from features; one that is missing counts as the mean of the fitted runs."""
+    """Forecast from features; one that is missing adds nothing, like the mean of the fitted runs."""
     contributions = [
         Contribution(
             feature=name,
             owner=values[name].owner,
             value=values[name].number,
-            log_odds=weight * (_limit(values[name].number, weights.limits[name]) - weights.means[name]),
+            log_odds=curve.interpolate(values[name].number),
         )
-        for name, weight in weights.weights.items()
+        for name, curve in weights.curves.items()
         if name in values
     ]
     log_odds = weights.intercept + sum(part.log_odds for part in contributions)
@@ -88,7 +103,3 @@ def apply_weights(values: Mapping[str, Value], weights: Weights) -> Forecast:
         probability=1 / (1 + math.exp(-log_odds)),
         contributions=tuple(sorted(contributions, key=lambda part: -part.log_odds)),
     )
-
-
-def _limit(value: float, limits: tuple[float, float]) -> float:
-    return min(max(value, limits[0]), limits[1])

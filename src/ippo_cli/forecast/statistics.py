@@ -9,6 +9,7 @@ from statistics import median
 
 RECENT = 8  # rows of a recent mean
 FEW = 4  # rows of a mean that one iteration may change
+LEAST = 1e-3  # values below it count as it in logarithms
 
 
 def mean(values: Sequence[float]) -> float:
@@ -30,6 +31,11 @@ def slope(values: Sequence[float], count: int = 12) -> float:
     middle, level = (sum(column) / len(known) for column in zip(*known, strict=True))
     spread = sum((place - middle) ** 2 for place, _ in known)
     return sum((place - middle) * (value - level) for place, value in known) / spread
+
+
+def log_slope(values: Sequence[float]) -> float:
+    """Slope of the logarithm of the last values, per iteration; NaN for fewer than four."""
+    return slope([math.log(max(value, LEAST)) if value == value else value for value in values])
 
 
 def log_growth(values: Sequence[float]) -> float:
@@ -54,10 +60,10 @@ def score_gain(means: Sequence[float], deviations: Sequence[float]) -> float:
     return (recent_mean(means, FEW) - recent_mean(means[:FEW], FEW)) / spread if spread > 0 else math.nan
 
 
-def score_noise(means: Sequence[float], deviations: Sequence[float]) -> float:
-    """Mean absolute change of the mean score between iterations, in standard deviations of scores."""
+def score_decline(means: Sequence[float], deviations: Sequence[float]) -> float:
+    """Fall of the mean score per iteration, in standard deviations of scores."""
     spread = _spread(deviations)
-    return mean_jump(means) / spread if spread > 0 else math.nan
+    return -slope(means) / spread if spread > 0 else math.nan
 
 
 def _spread(deviations: Sequence[float]) -> float:
@@ -80,7 +86,13 @@ def change_of_log(values: Sequence[float]) -> float:
 def lost_fraction(values: Sequence[float]) -> float:
     """Logarithm of the window's highest value over the recent mean: 0 at the highest value."""
     now, most = recent_mean(values, FEW), max((value for value in values if value == value), default=math.nan)
-    return math.log(max(most, 1e-3) / max(now, 1e-3)) if now == now else math.nan
+    return math.log(max(most, LEAST) / max(now, LEAST)) if now == now else math.nan
+
+
+def regained_fraction(values: Sequence[float]) -> float:
+    """Logarithm of the recent mean over the window's lowest value: 0 at the lowest value."""
+    now, least = recent_mean(values, FEW), min((value for value in values if value == value), default=math.nan)
+    return math.log(max(now, LEAST) / max(least, LEAST)) if now == now else math.nan
 
 
 def mean_jump(values: Sequence[float]) -> float:
