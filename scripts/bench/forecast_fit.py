@@ -132,12 +132,10 @@ def fit(data: Data, ridge: float, names: Sequence[str] = NAMES) -> Model:
     """
     columns = [data.values[:, place] if name in names else np.array([math.nan]) for place, name in enumerate(NAMES)]
     knots = [_choose_knots(column) for column in columns]
-    hats = [_hats(column, own) for column, own in zip(data.values.T, knots, strict=True)]
-    means = [hat[~np.isnan(column)].mean(axis=0) for hat, column in zip(hats, data.values.T, strict=True)]
-    parts = [
-        np.where(np.isnan(column)[:, None], 0.0, hat - mean)
-        for hat, mean, column in zip(hats, means, data.values.T, strict=True)
-    ]
+    known = ~np.isnan(data.values)
+    hats = [_hats(*pair) * own[:, None] for *pair, own in zip(data.values.T, knots, known.T, strict=True)]
+    means = [hat.sum(axis=0) / max(own.sum(), 1) for hat, own in zip(hats, known.T, strict=True)]
+    parts = [hat - mean * own[:, None] for hat, mean, own in zip(hats, means, known.T, strict=True)]
     inputs = np.column_stack([*parts, np.ones(len(data.labels))])
     weights = _maximise_likelihood(inputs, data.labels.astype(float), _penalty(knots, ridge))
     ends = np.cumsum([0, *(len(own) for own in knots)])

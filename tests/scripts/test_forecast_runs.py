@@ -63,9 +63,7 @@ def test_curve_of_a_feature_need_not_be_monotonic() -> None:
     values[:, 0] = rng.uniform(-1, 1, 600)
     labels = rng.uniform(size=600) < np.where(np.abs(values[:, 0]) > 0.6, 0.9, 0.1)
     names, no = np.full(600, "family"), np.zeros(600, dtype=bool)
-    data = forecast_fit.Data(
-        values=values, labels=labels, families=names, runs=np.arange(600), healthy=no, fallen=no
-    )
+    data = forecast_fit.Data(values=values, labels=labels, families=names, runs=np.arange(600), healthy=no, fallen=no)
     model = forecast_fit.fit(data, 3.0)
     asked = np.full((4, len(forecast_fit.NAMES)), math.nan)
     asked[:3, 0] = (-0.95, 0.0, 0.95)

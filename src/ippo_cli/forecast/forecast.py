@@ -70,9 +70,7 @@ def read_weights() -> Weights:
         horizon=stored["horizon"],
         threshold=stored["threshold"],
         intercept=stored["intercept"],
-        curves={
-            name: Curve(tuple(row["knots"]), tuple(row["log_odds"])) for name, row in stored["features"].items()
-        },
+        curves={name: Curve(tuple(row["knots"]), tuple(row["log_odds"])) for name, row in stored["features"].items()},
     )
 
 
