@@ -57,6 +57,7 @@ def test_drafts_of_equal_weights_are_the_samples(
     for one, other in zip(found, own, strict=True):
         assert (one.text, one.finished) == (other.text, other.finished)
         torch.testing.assert_close(one.logprobs, other.logprobs, atol=1e-3, rtol=1e-3)
-    metrics = generator.take_metrics()
-    assert metrics["solo/rollout/changed_drafts"] <= 1 / 16, metrics
+    changed = generator.take_metrics().get("solo/rollout/changed_drafts")
+    assert (changed is None) != draws.is_training, "evaluations are not counted"
+    assert changed is None or changed <= 1 / 16
     generator.close()
