@@ -151,7 +151,7 @@ def _logprob_of(logits: torch.Tensor, sampling: Any, token: int, **masks: Any) -
     )
 
 
-# The first test here: vLLM prepares a process for mixtures of experts only if its first engine runs one.
+@pytest.mark.needs_first_engine
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
 def test_experts_after_each_transfer(kind: str) -> None:
     torch.manual_seed(0)

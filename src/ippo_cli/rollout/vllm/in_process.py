@@ -63,7 +63,10 @@ class InProcessEngine:
             try:
                 self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
             except Exception as error:
-                raise EngineError(f"rollout=vllm: the engine of {self._model.name} did not start: {error}") from error
+                message = f"rollout=vllm: the engine of {self._model.name} did not start: {error}"
+                if "expert parallel group" in str(error):  # vLLM makes it only if its first engine has experts
+                    message += "; with other models in one process use rollout.vllm.mode=server"
+                raise EngineError(message) from error
             finally:
                 torch.set_num_threads = set_threads  # vLLM's CPU build replaces it by a function without effect
         gc.unfreeze()  # the engine has exempted all objects, those of the trainer too, from garbage collection
