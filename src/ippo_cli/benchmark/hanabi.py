@@ -70,7 +70,7 @@ class HanabiRules:
         limits = {
             f"colours={self.colours}": 1 <= self.colours <= len(LETTERS),
             f"copies={[*self.copies]}": 1 <= len(self.copies) <= 9 and min(self.copies, default=0) >= 1,
-            f"hand={self.hand}": 1 <= self.hand and len(AGENTS) * self.hand <= len(self.cards),
+            f"hand={self.hand}": self.hand >= 1 and len(AGENTS) * self.hand <= len(self.cards),
             f"hints={self.hints}": 0 <= self.hints <= 9,
             f"lives={self.lives}": 1 <= self.lives <= 9,
         }
@@ -145,9 +145,7 @@ class HanabiRules:
                 Move(f"h{LETTERS[value]}", None, tuple(own == value for own in colours))
                 for value in sorted(set(colours))
             ]
-            moves += [
-                Move(f"h{value + 1}", None, tuple(own == value for own in ranks)) for value in sorted(set(ranks))
-            ]
+            moves += [Move(f"h{value + 1}", None, tuple(own == value for own in ranks)) for value in sorted(set(ranks))]
         return moves
 
     def outcomes(self, table: Table, hands: Hands, move: Move) -> Iterator[Outcome]:
@@ -287,9 +285,7 @@ class Hanabi:
             self.known[actor].append(["?", "?"])
 
 
-def hanabi(
-    colours: int = 2, copies: Sequence[int] = (2, 1), hand: int = 2, hints: int = 1, lives: int = 1
-) -> Hanabi:
+def hanabi(colours: int = 2, copies: Sequence[int] = (2, 1), hand: int = 2, hints: int = 1, lives: int = 1) -> Hanabi:
     return Hanabi(colours, copies, hand, hints, lives)
 
 

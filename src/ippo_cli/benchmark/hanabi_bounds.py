@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from ippo_cli.benchmark.hanabi import AGENTS, Hands, HanabiRules, Move, Table
+from ippo_cli.benchmark.hanabi import AGENTS, HanabiRules, Hands, Move, Table
 from ippo_cli.benchmark.public_beliefs import (
     Belief,
     Branch,
@@ -31,14 +31,20 @@ class HanabiScores:
 @cache
 def hanabi_scores(rules: HanabiRules) -> HanabiScores:
     """Compute all scores exactly; seconds for the default size, and soon hours for larger ones."""
-    game = HanabiGame(rules)
+    solver, game = solve_hanabi(rules), HanabiGame(rules)
     scores = (
         random_score(game),
         max(single_score(game, seat) for seat in range(len(AGENTS))),
-        TeamSolver(game).score(),
+        solver.score(),
         full_information_score(game),
     )
     return HanabiScores(*(score / rules.best_score for score in scores))
+
+
+@cache
+def solve_hanabi(rules: HanabiRules) -> TeamSolver:
+    """Return a solver, which keeps the prescriptions of all beliefs that it has visited."""
+    return TeamSolver(HanabiGame(rules))
 
 
 class HanabiGame:
@@ -72,7 +78,7 @@ class OptimalTeam:
     """Both agents of an optimal team; `choose` uses what the agent that acts observes, and `follow` what both do."""
 
     def __init__(self, rules: HanabiRules) -> None:
-        self.solver = TeamSolver(HanabiGame(rules))
+        self.solver = solve_hanabi(rules)
         self.begin()
 
     def begin(self) -> None:
