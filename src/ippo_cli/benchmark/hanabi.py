@@ -157,18 +157,18 @@ class HanabiRules:
             yield Outcome(after, hands, 1, 1, score)
             return
         own = hands[table.actor]
-        card, kept = own[move.slot], own[: move.slot] + own[move.slot + 1 :]
+        card, rest = own[move.slot], own[: move.slot] + own[move.slot + 1 :]
         after, score = self._put_down(table, card, is_play=move.text.startswith("p"))
         if score is not None or not table.deck:
             score = sum(after.fireworks) if score is None and left == 0 else score
             after = after._replace(turns_left=left, actor=1 - table.actor)
-            yield Outcome(after, _with_hand(hands, table.actor, kept), 1, 1, score)
+            yield Outcome(after, _with_hand(hands, table.actor, rest), 1, 1, score)
             return
         left = len(AGENTS) if table.deck == 1 else left
         after = after._replace(deck=table.deck - 1, turns_left=left, actor=1 - table.actor)
-        for drawn, number in enumerate(self.unseen(after, hands[1 - table.actor] + kept)):
+        for card, number in enumerate(self.unseen(after, hands[1 - table.actor] + rest)):
             if number:
-                yield Outcome(after, _with_hand(hands, table.actor, (*kept, drawn)), number, table.deck, None)
+                yield Outcome(after, _with_hand(hands, table.actor, (*rest, card)), number, table.deck, None)
 
     def unseen(self, table: Table, cards: Sequence[int]) -> list[int]:
         """Return how many cards of each type are neither on the table nor among `cards`."""
@@ -267,8 +267,8 @@ class Hanabi:
         found = [*self.rules.outcomes(self.table, self.hands, move)]
         if not draws or found[0].score is not None:
             return found[0]
-        drawn = self.deck.pop(0)
-        return next(outcome for outcome in found if outcome.hands[self.table.actor][-1] == drawn)
+        card = self.deck.pop(0)
+        return next(outcome for outcome in found if outcome.hands[self.table.actor][-1] == card)
 
     def _record(self, move: Move) -> None:
         """Update the log and the known colours and ranks, before the hands change."""

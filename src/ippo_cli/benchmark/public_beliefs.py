@@ -1,6 +1,6 @@
 """Exact optimal play of two agents with one reward and public moves, by dynamic programming over public beliefs.
 
-A team whose agents observe all moves can agree before the game what each private observation will do: a prescription,
+Agents that observe all moves can agree before the game what each private observation will do: a prescription,
 which maps what the agent that acts may observe to its move. The value of a public belief, a distribution over private
 states given all moves, is that of the best prescription (Nayyar, Mahajan and Teneketzis,
 https://arxiv.org/abs/1209.1695). The best prescription is searched by branch and bound: the value of a belief is
