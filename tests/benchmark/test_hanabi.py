@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ippo_cli.benchmark.hanabi import AGENTS, Hanabi, HanabiRules, Hands
-from ippo_cli.benchmark.hanabi_bounds import HanabiGame, OptimalTeam, hanabi_scores
+from ippo_cli.benchmark.hanabi_bounds import HanabiGame, OptimalTeam, hanabi_scores, single_score
 from ippo_cli.benchmark.public_beliefs import Branch, TeamSolver, full_information_score, random_score
 
 DEFAULT = HanabiRules()
@@ -108,9 +108,11 @@ def test_scores_match_all_policies_of_one_agent_with_best_responses(copies: tupl
     rules = HanabiRules(colours=1, copies=copies, hand=1)
     world = Hanabi(colours=1, copies=copies, hand=1)
     deals = [_reach(world, seed, ()) for seed in range(rules.deals)]
-    every = [_respond(world, deals, policy) for policy in _list_policies(world, deals)]
+    weighted = [(deal, 1 / rules.deals) for deal in deals]
+    every = [_respond(world, weighted, policy) for policy in _list_policies(world, deals)]
     assert len(every) in (760, 286)
-    assert max(every) / rules.deals == pytest.approx(hanabi_scores(rules).best)
+    assert max(every) == pytest.approx(hanabi_scores(rules).best)
+    assert _respond(world, weighted, None) == pytest.approx(single_score(HanabiGame(rules), 1) / rules.best_score)
 
 
 class MatrixTeam:
@@ -247,19 +249,25 @@ def _list_policies(world: Hanabi, situations: list[Situation]) -> Iterator[dict[
         yield {history: move for plan in chosen for history, move in plan.items()}
 
 
-def _respond(world: Hanabi, situations: list[Situation], policy: Mapping[History, str]) -> float:
-    """Return the summed score of the second agent's best response to a policy of the first one."""
-    total, by_history, stack = 0.0, dict[History, list[Situation]](), [*situations]
+def _respond(
+    world: Hanabi, situations: Sequence[tuple[Situation, float]], policy: Mapping[History, str] | None
+) -> float:
+    """Return the second agent's best score, weighted, against a policy of the first one; None: it moves at random."""
+    total, by_history, stack = 0.0, dict[History, list[tuple[Situation, float]]](), [*situations]
     while stack:
-        found = stack.pop()
+        found, weight = stack.pop()
         if found.is_over:
-            total += found.score
+            total += weight * found.score
         elif found.actor == 0:
-            stack.append(_continue(world, found, policy[found.histories[0]]))
+            moves = found.legal if policy is None else [policy[found.histories[0]]]
+            stack += [(_continue(world, found, move), weight / len(moves)) for move in moves]
         else:
-            by_history.setdefault(found.histories[1], []).append(found)
+            by_history.setdefault(found.histories[1], []).append((found, weight))
     return total + sum(
-        max(_respond(world, [_continue(world, found, move) for found in same], policy) for move in same[0].legal)
+        max(
+            _respond(world, [(_continue(world, found, move), weight) for found, weight in same], policy)
+            for move in same[0][0].legal
+        )
         for same in by_history.values()
     )
 
