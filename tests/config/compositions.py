@@ -42,6 +42,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "task=gymnasium": ("task.env_id=FrozenLake-v1",),
     "task=pettingzoo": ("task.env_id=classic/tictactoe_v3",),
     "task=reasoning_gym": ("task.dataset=chain_sum",),
+    "task=textarena": ("task.env_id=SimpleNegotiation-v0",),
     "task=openenv": ("task.url=http://127.0.0.1:8000",),
     "task=code_pair": ("actor=full", "actor.model=folder", "reward.sandbox=bwrap"),
     "task=writing": ("actor=full", "actor.model=folder"),  # has no reference answers for a small model

@@ -68,6 +68,7 @@ def test_environments_use_printable_alphabet() -> None:
         "gymnasium": "task.env_id=FrozenLake-v1",
         "pettingzoo": "task.env_id=classic/tictactoe_v3",
         "reasoning_gym": "task.dataset=chain_sum",
+        "textarena": "task.env_id=SimpleNegotiation-v0",
         "openenv": "task.url=http://127.0.0.1:8000",
         "environment": "task.environment=my_env.py:make",
     }.items():
@@ -185,7 +186,11 @@ def test_actor_defaults_are_known_keys() -> None:
         for entry in OmegaConf.load(file).get("defaults", [])
         if "override /base/kind" in entry
     }
-    assert kinds == chosen == {"gymnasium", "pettingzoo", "reasoning_gym", "openenv", "environment", "program"}
+    assert (
+        kinds
+        == chosen
+        == {"gymnasium", "pettingzoo", "reasoning_gym", "textarena", "openenv", "environment", "program"}
+    )
     for folder, prefix in files.items():
         for file in (by_actor / folder).glob("*.yaml"):
             assert (config_dir() / "actor" / file.name).is_file(), "it is looked up by the actor's name"

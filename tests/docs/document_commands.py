@@ -56,7 +56,7 @@ SKIPPED = (
 )
 """What does not run here, and why: patterns of commands."""
 
-PACKAGES = ("gymnasium", "pettingzoo", "reasoning_gym", "optuna", "trackio", "wandb", "mlflow")
+PACKAGES = ("gymnasium", "pettingzoo", "reasoning_gym", "textarena", "optuna", "trackio", "wandb", "mlflow")
 
 TESTED_ELSEWHERE = ("docs/from_trl.md", "docs/from_comlrl.md", "docs/from_verl.md", "docs/from_openrlhf.md")
 """Pages with commands that `test_from_pages.py` trains."""

@@ -47,7 +47,7 @@ def test_command_composes_and_its_episode_is_played(words: list[str], folder: Pa
     check_user_files(overrides)
     config = load_config(overrides)
     package = config.task.kind
-    if package in ("gymnasium", "pettingzoo", "reasoning_gym") and find_spec(package) is None:
+    if package in ("gymnasium", "pettingzoo", "reasoning_gym", "textarena") and find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     check_config(config, config.launch.processes)
     build_reward(config.reward, config.task.agents)
@@ -70,6 +70,7 @@ def test_page_covers_protocols_environments_and_sample_keys() -> None:
         "gymnasium",
         "pettingzoo",
         "reasoning_gym",
+        "textarena",
         "environment",
         "task.protocol=",
     ):

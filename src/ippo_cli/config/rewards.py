@@ -241,7 +241,7 @@ def _check_reward_of_task(config: Config, where: str) -> None:
         raise ConfigError(
             f"{where}.kind=environment",
             f"needs an environment, a program or your own protocol, and task.kind={config.task.kind} has none",
-            "use task=gymnasium, pettingzoo, reasoning_gym, environment or program, or another reward",
+            "use task=gymnasium, pettingzoo, textarena, reasoning_gym, environment or program, or another reward",
         )
     if isinstance(reward, EXAMPLE_REWARDS) and has_seed_examples(config.task):
         raise ConfigError(

@@ -18,6 +18,7 @@ from ippo_cli.config.schema import (
     Opponent,
     PettingzooConfig,
     ReasoningGymConfig,
+    TextArenaConfig,
     UserEnvironmentConfig,
 )
 from ippo_cli.tasks.environment import Action, Step
@@ -79,6 +80,19 @@ def reasoning_gym(
 ) -> ReasoningGymConfig:
     return ReasoningGymConfig(
         **common("reasoning_gym", agents), dataset=dataset, dataset_args=arguments, num_turns=num_turns, answer_tag=tag
+    )
+
+
+def textarena(
+    env_id: str | None,
+    agents: str = "first second",
+    *,
+    payoff: str | None = None,
+    max_turns: int | None = 32,
+    **arguments: Any,
+) -> TextArenaConfig:
+    return TextArenaConfig(
+        **common("textarena", agents, environment_args=arguments, max_turns=max_turns), env_id=env_id, payoff=payoff
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from making import gymnasium, openenv, own, pettingzoo, reasoning_gym
+from making import gymnasium, openenv, own, pettingzoo, reasoning_gym, textarena
 
 import ippo_cli
 from ippo_cli.config.errors import ConfigError
@@ -20,6 +20,7 @@ from ippo_cli.config.schema import (
     OpenEnvConfig,
     PettingzooConfig,
     ReasoningGymConfig,
+    TextArenaConfig,
     UserEnvironmentConfig,
 )
 from ippo_cli.tasks.environments.build import check_environment
@@ -30,6 +31,7 @@ KINDS = {
     "gymnasium": GymnasiumConfig,
     "pettingzoo": PettingzooConfig,
     "reasoning_gym": ReasoningGymConfig,
+    "textarena": TextArenaConfig,
     "openenv": OpenEnvConfig,
     "environment": UserEnvironmentConfig,
 }
@@ -45,6 +47,7 @@ def sized(config: EnvironmentTaskConfig, **values: int) -> EnvironmentTaskConfig
         (gymnasium(None), "task.env_id=null names no environment; set it, for example task.env_id=FrozenLake-v1"),
         (pettingzoo(None), "task.env_id=null names no environment; .*classic/tictactoe_v3"),
         (reasoning_gym(None), "task.dataset=null names no environment; .*chain_sum"),
+        (textarena(None), "task.env_id=null names no environment; .*SimpleNegotiation-v0"),
         (own(None), "task.environment=null names no environment; .*my_env.py:make"),
         (sized(own("x.py:y"), train_size=2**31), "task.train_size=2147483648 task.eval_size=10 request more than"),
         (own("x.py:y", max_turns=0), "task.max_turns=0 allows no turn"),
@@ -92,13 +95,14 @@ def test_missing_package_error_names_the_extra() -> None:
 import sys
 from ippo_cli.tasks.environments import build
 from ippo_cli.tasks.environments.build import make_environment_factory
-from making import gymnasium, openenv, pettingzoo, reasoning_gym
+from making import gymnasium, openenv, pettingzoo, reasoning_gym, textarena
 
 found = build.find_spec
 worlds = [
-    gymnasium("FrozenLake-v1"), pettingzoo("classic/tictactoe_v3"), reasoning_gym("chain_sum"), openenv("http://x")
+    gymnasium("FrozenLake-v1"), pettingzoo("classic/tictactoe_v3"), reasoning_gym("chain_sum"), openenv("http://x"),
+    textarena("Nim-v0"),
 ]
-for package, config in zip(("gymnasium", "pettingzoo", "reasoning_gym", "websockets"), worlds):
+for package, config in zip(("gymnasium", "pettingzoo", "reasoning_gym", "websockets", "textarena"), worlds):
     build.find_spec = lambda name: None if name == package else found(name)
     try:
         make_environment_factory(config)
@@ -118,6 +122,7 @@ for package, config in zip(("gymnasium", "pettingzoo", "reasoning_gym", "websock
             ("pettingzoo", "environments", "env_id=classic/tictactoe_v3"),
             ("reasoning_gym", "environments", "dataset=chain_sum"),
             ("websockets", "openenv", "url=http://x"),
+            ("textarena", "textarena", "env_id=Nim-v0"),
         )
     ], done.stderr
 

@@ -187,5 +187,6 @@ from ippo_cli.config.schema.world import (
     PettingzooConfig,
     ReasoningGymConfig,
     SteppedEnvironmentConfig,
+    TextArenaConfig,
     UserEnvironmentConfig,
 )

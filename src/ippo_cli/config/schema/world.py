@@ -126,6 +126,17 @@ class PettingzooConfig(ConstructedEnvironmentConfig):
         return True
 
 
+@option("task", "textarena", examples=SEEDS, environment=f"{ENVIRONMENTS}.textarena:make_textarena_factory")
+@dataclass
+class TextArenaConfig(ConstructedEnvironmentConfig):
+    """A TextArena game; the agents are its players, in their order."""
+
+    env_id: InEval[Name | None]  # name of the game, such as SimpleNegotiation-v0, or module:Class without a name
+    payoff: InEval[Name | None]
+    # entry of the game's state with the points that are the rewards; {player} is the player's number, as in
+    # total_payoff.{player}; null = TextArena's reward at the end, in most games 1, 0 or -1
+
+
 @option(
     "task",
     "reasoning_gym",

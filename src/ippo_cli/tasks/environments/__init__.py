@@ -1,1 +1,1 @@
-"""Text environments of Gymnasium, PettingZoo, reasoning_gym, OpenEnv servers and users."""
+"""Text environments of Gymnasium, PettingZoo, TextArena, reasoning_gym, OpenEnv servers and users."""

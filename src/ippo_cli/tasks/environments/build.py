@@ -14,6 +14,7 @@ from ippo_cli.config.schema import (
     PettingzooConfig,
     ReasoningGymConfig,
     SteppedEnvironmentConfig,
+    TextArenaConfig,
     UserEnvironmentConfig,
     load_implementation,
 )
@@ -25,6 +26,7 @@ REQUIREMENTS: dict[type[EnvironmentTaskConfig], tuple[str | None, str, str, str]
     GymnasiumConfig: ("gymnasium", "environments", "env_id", "FrozenLake-v1"),
     PettingzooConfig: ("pettingzoo", "environments", "env_id", "classic/tictactoe_v3"),
     ReasoningGymConfig: ("reasoning_gym", "environments", "dataset", "chain_sum"),
+    TextArenaConfig: ("textarena", "textarena", "env_id", "SimpleNegotiation-v0"),
     OpenEnvConfig: ("websockets", "openenv", "url", "http://127.0.0.1:8000"),
     UserEnvironmentConfig: (None, "", "environment", "my_env.py:make"),
 }
