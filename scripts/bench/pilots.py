@@ -1,12 +1,12 @@
 """Run pilots of healthy configurations and of others that cannot learn, and compare their verdicts and findings.
 
-    python scripts/bench/pilots.py /tmp/pilots                    all: a quarter of an hour on one core
-    python scripts/bench/pilots.py /tmp/pilots --only 'fails/*' --verbose
+    python scripts/bench/pilots.py /tmp/pilots                    80 configurations: half an hour on one core
+    python scripts/bench/pilots.py /tmp/pilots --only 'judged/fails/*' --verbose
     python scripts/bench/pilots.py /tmp/pilots --record           also the data and table of docs/pilot.md
     python scripts/bench/pilots.py /tmp/pilots --report           the table of the recorded pilots alone
 
-The list is in `pilot_configurations.py`. A configuration that cannot learn is right if one of its expected findings is
-named, and a healthy one if its verdict is neither `no signal` nor `too large steps`.
+The lists are `pilot_judged.py` and `pilot_configurations.py`. A configuration that cannot learn is right if one of its
+expected findings is named, and a healthy one if its verdict is neither `no signal` nor `too large steps`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from contextlib import redirect_stdout
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,16 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from learning import write_between
-from pilot_configurations import CONFIGURATIONS, Configuration
+from pilot_configurations import DEVELOPMENT, Configuration
+from pilot_judged import JUDGED
 
+from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.checks import check_config
 from ippo_cli.pilot.folder import report_path, work_folder
 from ippo_cli.pilot.run_pilot import run_pilot
 
+LISTS = {"judged": JUDGED, "development": DEVELOPMENT}
 ROOT = Path(__file__).resolve().parents[2]
 DATA, PAGE = ROOT / "docs/data/pilots.json", ROOT / "docs/pilot.md"
 MARKERS = ("<!-- pilots -->", "<!-- /pilots -->")
@@ -42,7 +46,9 @@ def main() -> int:
     if given.report:
         write_table(json.loads(DATA.read_text()))
         return 0
-    jobs = [job for job in CONFIGURATIONS if any(fnmatchcase(job.name, pattern) for pattern in given.only)]
+    os.chdir(ROOT)  # files of tasks are relative to this folder
+    named = [replace(job, name=f"{name}/{job.name}") for name, jobs in LISTS.items() for job in jobs]
+    jobs = [job for job in named if any(fnmatchcase(job.name, pattern) for pattern in given.only)]
     outcomes = [run(job, given.folder, verbose=given.verbose) for job in jobs]
     wrong = [outcome["name"] for outcome in outcomes if not outcome["right"]]
     print(f"{len(jobs) - len(wrong)} of {len(jobs)} right" + (f"; not: {' '.join(wrong)}" if wrong else ""))
@@ -72,7 +78,8 @@ def run(job: Configuration, root: Path, *, verbose: bool) -> dict[str, Any]:
     began = time.perf_counter()
     if reports := sorted(home.glob("*/pilot/*.json")):
         return judge(job, json.loads(reports[-1].read_text()), 0.0, verbose=verbose)
-    config = build_config(resolve_config(compose_node([*overrides, f"output_dir={home.absolute()}"])))
+    arguments = normalize_arguments([*overrides, f"output_dir={home.absolute()}"])
+    config = build_config(resolve_config(compose_node(arguments)))
     check_config(config, 1)
     with work_folder(config) as folder, (home / "log.txt").open("w") as log, redirect_stdout(log):
         run_pilot(config, folder)

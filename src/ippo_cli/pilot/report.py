@@ -93,6 +93,10 @@ def _response_lines(measurement: Measurement) -> Iterator[str]:
     yield from format_table(rows, width=WIDTH)
     per_response = seconds.get("score", 0.0) / max(measurement.episodes, 1)
     yield f"reward: {_number(per_response)} s per response; sampling: {_number(seconds.get('rollout', 0.0))} s"
+    repeated = {name: own for name, own in measurement.repeatable.items() if not math.isnan(own.value)}
+    if any(own.value < 1 for own in repeated.values()):
+        shown = "; ".join(f"{name} {_interval(own)}" for name, own in repeated.items())
+        yield f"fraction of the variance within prompts that the reward repeats for the same responses: {shown}"
     for number, sample in enumerate(measurement.samples[:EXAMPLES], start=1):
         for turn in sample["turns"]:
             score = "-" if turn["score"] is None else _number(turn["score"])
@@ -211,12 +215,15 @@ def _measured_data(measurement: Measurement) -> dict[str, Any]:
         "tokens": measurement.tokens,
         "iterations": measurement.iterations,
         "scores": {name: asdict(spread) for name, spread in measurement.spreads.items()},
+        "equal_prompts": list(measurement.equal_prompts),
+        "repeatable": {name: asdict(own) for name, own in measurement.repeatable.items()},
         "critics": {name: asdict(fit) for name, fit in measurement.critics.items()},
         "policies": {
             policy.name: {
                 "agents": policy.agents,
                 "steps": policy.steps,
                 "gradient": None if policy.gradient is None else asdict(policy.gradient),
+                "bonus": policy.bonus,
                 "step": None if policy.step is None else _without_stats(asdict(policy.step)),
             }
             for policy in measurement.policies
