@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -74,17 +75,21 @@ def run(job: Configuration, root: Path, *, verbose: bool) -> dict[str, Any]:
     home.mkdir(parents=True, exist_ok=True)
     for name, text in job.files.items():
         (home / name).write_text(text)
-    overrides = [text.replace("HOME", str(home.absolute())) for text in (*job.overrides, "mode=pilot")]
     began = time.perf_counter()
     if reports := sorted(home.glob("*/pilot/*.json")):
         return judge(job, json.loads(reports[-1].read_text()), 0.0, verbose=verbose)
-    arguments = normalize_arguments([*overrides, f"output_dir={home.absolute()}"])
+    overrides = [text.replace("HOME", str(home.absolute())) for text in job.overrides]
+    return judge(job, run_here(overrides, home), time.perf_counter() - began, verbose=verbose)
+
+
+def run_here(overrides: Sequence[str], home: Path) -> dict[str, Any]:
+    """Run a pilot in this process; returns its report."""
+    arguments = normalize_arguments([*overrides, "mode=pilot", f"output_dir={home.absolute()}"])
     config = build_config(resolve_config(compose_node(arguments)))
     check_config(config, 1)
     with work_folder(config) as folder, (home / "log.txt").open("w") as log, redirect_stdout(log):
         run_pilot(config, folder)
-        data = json.loads(report_path(folder).read_text())
-    return judge(job, data, time.perf_counter() - began, verbose=verbose)
+        return json.loads(report_path(folder).read_text())
 
 
 def judge(job: Configuration, data: dict[str, Any], seconds: float, *, verbose: bool) -> dict[str, Any]:
