@@ -21,6 +21,8 @@ REVERSE, SHIFT, COMPARE, COUNT = (
 )
 CONDITIONAL = ("task=probe_conditional", "rollout.max_new_tokens=1")
 GAME = (*SEES_ALL, "actor.alphabet=printable", "actor.warm_start_steps=60", "rollout.buffer_size=64")
+FOUR_LETTERS = ("task.length=4", "task.train_size=4096", "task.eval_size=256")
+FIVE_LETTERS = ("task.length=5", "task.train_size=4096", "task.eval_size=256")
 RARE = "rare_scores few_differing equal_scores"
 healthy, failing = partial(known.healthy, seed=SEED), partial(known.failing, seed=SEED)
 
@@ -62,7 +64,7 @@ def centred(inputs, config):
 JUDGED = (
     healthy("relay_grpo", "task=relay", *GRPO),
     healthy("relay_value_head", "task=relay", *PPO, "critic=value_head", "actor.learning_rate=7e-4"),
-    healthy("peers_ppo", "task=sorting_peers", "task.length=4", *PPO),
+    healthy("peers_ppo", "task=sorting_peers", *FOUR_LETTERS, *PPO),
     healthy("conditional_ppo", "+experiment=probe_conditional"),
     healthy("conditional_rloo", *CONDITIONAL, *RLOO, "rollout.num_generations=8"),
     healthy("grid_of_four", "task=probe_grid", "reward=grid", "task.size=4", "task.train_size=160", *PPO),
@@ -75,10 +77,10 @@ JUDGED = (
     healthy("meet_ppo", *world("meet", "turns=3"), *GAME, *PPO),
     healthy("copy_alone", *TASKS["copy_alone"].overrides, *WRITER, *PPO),
     healthy("ladder", "task=ladder", *PPO),
-    healthy("solo_gspo", "task=sorting_solo", "task.length=5", "algorithm=gspo", "rollout.num_generations=8"),
-    healthy("solo_cispo", "task=sorting_solo", "task.length=4", "algorithm=cispo", "rollout.num_generations=4"),
+    healthy("solo_gspo", "task=sorting_solo", *FIVE_LETTERS, "algorithm=gspo", "rollout.num_generations=8"),
+    healthy("solo_cispo", "task=sorting_solo", *FOUR_LETTERS, "algorithm=cispo", "rollout.num_generations=4"),
     healthy("sorting_wide", "actor.hidden_size=96", "actor.num_layers=2", "actor.learning_rate=2e-4"),
-    healthy("sorting_happo", "task.length=4", "algorithm=happo"),
+    healthy("sorting_happo", *FOUR_LETTERS, "algorithm=happo"),
     healthy("solo_narrow", "task=sorting_solo", "actor.hidden_size=16", "actor.learning_rate=2e-3", *PPO),
     failing("constant_reward_relay", "equal_scores", "task=relay", *PPO, *REWARD, reward=known.CONSTANT),
     failing("any_length", "equal_scores", *SHIFT, *PPO, "reward=length", "reward.high=40", "reward.unit=tokens"),

@@ -32,6 +32,7 @@ from pilot_judged import JUDGED
 from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.checks import check_config
+from ippo_cli.config.errors import IppoError
 from ippo_cli.pilot.folder import report_path, work_folder
 from ippo_cli.pilot.run_pilot import run_pilot
 
@@ -39,7 +40,7 @@ LISTS = {"judged": JUDGED, "development": DEVELOPMENT}
 ROOT = Path(__file__).resolve().parents[2]
 DATA, PAGE = ROOT / "docs/data/pilots.json", ROOT / "docs/pilot.md"
 MARKERS = ("<!-- pilots -->", "<!-- /pilots -->")
-HOPELESS = ("no signal", "too large steps")
+HOPELESS = ("no signal", "too large steps", "error")
 
 
 def main() -> int:
@@ -79,7 +80,11 @@ def run(job: Configuration, root: Path, *, verbose: bool) -> dict[str, Any]:
     if reports := sorted(home.glob("*/pilot/*.json")):
         return judge(job, json.loads(reports[-1].read_text()), 0.0, verbose=verbose)
     overrides = [text.replace("HOME", str(home.absolute())) for text in job.overrides]
-    return judge(job, run_here(overrides, home), time.perf_counter() - began, verbose=verbose)
+    try:
+        data = run_here(overrides, home)
+    except IppoError as error:
+        data = {"verdict": "error", "reason": " ".join(str(error).split()), "findings": []}
+    return judge(job, data, time.perf_counter() - began, verbose=verbose)
 
 
 def run_here(overrides: Sequence[str], home: Path) -> dict[str, Any]:
