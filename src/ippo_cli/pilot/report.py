@@ -11,6 +11,7 @@ from typing import Any
 from ippo_cli.config.text import escape_controls, format_table, truncate_text
 from ippo_cli.pilot.findings import NamedFinding
 from ippo_cli.pilot.measure import Measurement, PolicyMeasurement
+from ippo_cli.pilot.outlook import forecast_outcomes
 from ippo_cli.pilot.size import PilotSize
 from ippo_cli.pilot.statistics import Estimate
 from ippo_cli.pilot.verdict import Assessment
@@ -30,7 +31,7 @@ def describe_size(size: PilotSize) -> str:
 
 
 def format_report(measurement: Measurement, assessment: Assessment) -> str:
-    """Tables of the measurements, then findings and verdict."""
+    """Tables of the measurements, then findings, verdict and forecast."""
     lines = [
         f"{measurement.episodes} responses, {measurement.tokens} tokens "
         f"({measurement.tokens / measurement.size.run_tokens:.2g} of the run's at most)",
@@ -43,6 +44,7 @@ def format_report(measurement: Measurement, assessment: Assessment) -> str:
         "",
         *_finding_lines(assessment.findings),
         _verdict_line(assessment),
+        forecast_outcomes(to_json_data(measurement, assessment)).line,
     ]
     return "\n".join(lines)
 
@@ -203,9 +205,10 @@ def to_json_data(measurement: Measurement | None, assessment: Assessment) -> dic
             for one in assessment.findings
         ],
     }
-    if measurement is not None:
-        data |= _measured_data(measurement)
-    return replace_non_finite(data)
+    if measurement is None:
+        return replace_non_finite(data)
+    data = replace_non_finite(data | _measured_data(measurement))
+    return data | {"forecast": asdict(forecast_outcomes(data))}
 
 
 def _measured_data(measurement: Measurement) -> dict[str, Any]:
