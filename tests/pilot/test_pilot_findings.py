@@ -129,6 +129,8 @@ def test_no_visible_direction_is_slow() -> None:
         (with_policy(kl=0.0), (), {}, "small_step", Verdict.slow),
         (with_policy(gradient=signal(low=-1e-4, high=1e-4)), (), {}, "noise", Verdict.slow),
         (HEALTHY, ("algorithm.kl.reward.coef=50",), {"kl__reward_coef": 50.0}, "kl_coefficient", Verdict.slow),
+        (HEALTHY, ("algorithm=grpo", "algorithm.kl.loss.coef=11"), {}, "kl_coefficient", Verdict.slow),
+        (HEALTHY, ("algorithm=dr_grpo", "algorithm.kl.loss.coef=6"), {}, "kl_coefficient", Verdict.slow),
         (HEALTHY, (), {"score__part__found": 0.0}, "unparsed", Verdict.slow),
         (HEALTHY, (), {"score__part__strict": 0.0, "score__part__flexible": 0.2}, "unparsed", Verdict.slow),
         (HEALTHY, (), {"score__failed_fraction": 1.0}, "failing_rewards", Verdict.no_signal),
@@ -145,6 +147,12 @@ def test_finding_and_verdict(
 def test_reward_that_mostly_repeats_is_no_finding() -> None:
     assert names(assess_pilot(with_repeatable(0.6, 0.3))) == []
     assert names(assess_pilot(with_policy(bonus=0.5), "algorithm.entropy_coef=1")) == []
+
+
+def test_coefficient_of_the_loss_is_in_units_of_the_advantages() -> None:
+    """GRPO divides by the group's standard deviation, Dr. GRPO does not: scores deviate by 0.5."""
+    assert names(assess_pilot(HEALTHY, "algorithm=grpo", "algorithm.kl.loss.coef=9")) == []
+    assert names(assess_pilot(HEALTHY, "algorithm=dr_grpo", "algorithm.kl.loss.coef=4")) == []
 
 
 def test_truncation_explains_scores_that_do_not_differ() -> None:
