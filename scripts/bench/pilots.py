@@ -122,15 +122,32 @@ def judge(job: Configuration, data: dict[str, Any], seconds: float, *, verbose: 
 
 
 def write_table(outcomes: list[dict[str, Any]]) -> None:
-    """Write the table of outcomes into the page."""
-    lines = ["| configuration | verdict | findings | tokens |", "|---|---|---|---|"]
+    """Write the counts of both lists and the table of the judged one into the page."""
+    lines = [count_right(list_name, outcomes) for list_name in LISTS]
+    lines += ["", "| configuration | verdict | findings | tokens |", "|---|---|---|---|"]
     for outcome in outcomes:
-        findings = ", ".join(f"`{name}`" for name in outcome["findings"]) or "-"
+        list_name, _, name = outcome["name"].partition("/")
+        if list_name != "judged":
+            continue
+        findings = ", ".join(f"`{name}`" for name in dict.fromkeys(outcome["findings"])) or "-"
         share = "-" if outcome["token_fraction"] is None else f"{outcome['token_fraction']:.1%}"
-        name = outcome["name"].replace("/", ": ").replace("_", " ")
         wrong = "" if outcome["right"] else " (wrong)"
-        lines.append(f"| {name}{wrong} | {outcome['verdict']} | {findings} | {share} |")
+        shown = name.replace("/", ": ").replace("_", " ")
+        lines.append(f"| {shown}{wrong} | {outcome['verdict']} | {findings} | {share} |")
     write_between(PAGE, "\n".join(lines), MARKERS)
+
+
+def count_right(list_name: str, outcomes: list[dict[str, Any]]) -> str:
+    """A line about one list: causes named, and healthy configurations called hopeless."""
+    own = [outcome for outcome in outcomes if outcome["name"].startswith(f"{list_name}/")]
+    failing = [outcome for outcome in own if outcome["expected"]]
+    healthy = [outcome for outcome in own if not outcome["expected"]]
+    named, hopeless = sum(one["right"] for one in failing), sum(not one["right"] for one in healthy)
+    learn = sum(one["verdict"] == "learns" for one in healthy)
+    return (
+        f"- {list_name}: the cause of {named} of {len(failing)} that cannot learn was named; {hopeless} of "
+        f"{len(healthy)} healthy ones were called hopeless, and {learn} were seen to learn."
+    )
 
 
 if __name__ == "__main__":
