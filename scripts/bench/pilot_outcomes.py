@@ -1,4 +1,4 @@
-"""Pilot runs whose outcome is recorded, fit the pilot's probability that a run learns, and judge it on left-out tasks.
+"""Pilot runs with a recorded outcome, fit the pilot's probability that a run learns, and judge it on left-out tasks.
 
     nice python scripts/bench/pilot_outcomes.py pilot       missing pilots: about 6 s each
     python scripts/bench/pilot_outcomes.py record           writes docs/data/pilot_outcomes.jsonl

@@ -228,18 +228,18 @@ def _has_comparison(folder: Path) -> bool:
 def check_folder(folder: Path) -> None:
     """Raise `ConfigError` or `ResumeError` if this comparison cannot run in a folder now."""
     remedy = f"use another folder: {PREFIX}to=FOLDER"
-    shown = f"{PREFIX}to={display_path(folder)}"
+    setting = f"{PREFIX}to={display_path(folder)}"
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(shown, "is a file", remedy)
+        raise ConfigError(setting, "is a file", remedy)
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     if not existing.is_dir():
-        raise ConfigError(shown, f"cannot be created: {display_path(existing)} is a file", remedy)
+        raise ConfigError(setting, f"cannot be created: {display_path(existing)} is a file", remedy)
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(shown, f"cannot be written: {display_path(existing)} is read-only", remedy)
+        raise ConfigError(setting, f"cannot be written: {display_path(existing)} is read-only", remedy)
     if is_run_locked(folder):
         raise ResumeError(
             f"{display_path(folder)}: this comparison is running in another process; wait for its end, or print its "
             f"table: {shell_command(PROGRAM, display_path(folder))}"
         )
     if folder.is_dir() and any(folder.iterdir()) and not _has_comparison(folder):
-        raise ConfigError(shown, "has other files, and no comparison", remedy)
+        raise ConfigError(setting, "has other files, and no comparison", remedy)

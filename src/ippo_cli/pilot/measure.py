@@ -50,7 +50,7 @@ class Measurement:
     tokens: int  # sampled by all agents, those of the run's methods included
     spreads: Mapping[str, ScoreSpread]  # by agent, frozen ones included
     repeatable: Mapping[str, Estimate]  # by agent: fraction of the variance within prompts that the reward repeats
-    equal_prompts: Sequence[str]  # agents whose prompts are all equal, although their reference answers differ
+    equal_prompts: Sequence[str]  # agents with equal prompts in all rows, although their reference answers differ
     policies: Sequence[PolicyMeasurement]
     critics: Mapping[str, CriticFit]  # by agent with values
     row: Row  # the metrics of an iteration with one step of each policy
@@ -110,7 +110,7 @@ def _measure_policy(trainer: Trainer, sample: PilotSample, learner: Learner) -> 
 
 
 def find_equal_prompts(trainer: Trainer, sample: PilotSample) -> list[str]:
-    """Agents whose first prompts are all equal, although their reference answers differ. Collective."""
+    """Agents with equal first prompts in all rows, although their reference answers differ. Collective."""
     found: list[str] = []
     for name, agent in trainer.config.task.agents.items():
         if agent.answer is None:

@@ -1,7 +1,7 @@
 """The probability of each outcome of a run, from the report of its pilot. Does not import torch.
 
 A multinomial regression with the weights of `outcomes.json`, which `scripts/bench/pilot_outcomes.py` fits to pilots of
-runs whose outcome is known.
+runs with a known outcome.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _lowest(values: Iterator[float | None]) -> float:
     return min((value for value in values if value is not None), default=math.nan)
 
 
-def _trained(report: Report) -> list[str]:
+def _agent_names(report: Report) -> list[str]:
     return [name for policy in _policies(report) for name in policy["agents"]]
 
 
@@ -75,11 +75,11 @@ FEATURES: Mapping[str, Feature] = {
     "signal": Feature(meaning="decimal logarithm of the squared signal to noise of a step", measure=_signal),
     "differing": Feature(
         meaning="fraction of prompts with responses that differ in score",
-        measure=lambda report: _lowest(report["scores"][name]["differing"]["value"] for name in _trained(report)),
+        measure=lambda report: _lowest(report["scores"][name]["differing"]["value"] for name in _agent_names(report)),
     ),
     "repeatable": Feature(
         meaning="fraction of the variance within prompts that the reward repeats",
-        measure=lambda report: _lowest(report["repeatable"][name]["value"] for name in _trained(report)),
+        measure=lambda report: _lowest(report["repeatable"][name]["value"] for name in _agent_names(report)),
     ),
     "bonus": Feature(
         meaning="decimal logarithm of the entropy bonus's gradient by that of the scores, plus .01",
@@ -116,8 +116,8 @@ class Outlook:
         if not self.probabilities:
             return f"forecast: no probability ({self.reason})"
         ordered = sorted(self.probabilities.items(), key=lambda entry: -entry[1])
-        shown = ", ".join(f"{WORDS[name]} {value:.2f}".replace(" 0.", " .") for name, value in ordered)
-        return f"forecast: {shown} (fitted on {self.runs} short runs of tiny models)"
+        parts = ", ".join(f"{WORDS[name]} {value:.2f}".replace(" 0.", " .") for name, value in ordered)
+        return f"forecast: {parts} (fitted on {self.runs} short runs of tiny models)"
 
 
 @cache

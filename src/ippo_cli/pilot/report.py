@@ -97,8 +97,8 @@ def _response_lines(measurement: Measurement) -> Iterator[str]:
     yield f"reward: {_number(per_response)} s per response; sampling: {_number(seconds.get('rollout', 0.0))} s"
     repeated = {name: own for name, own in measurement.repeatable.items() if not math.isnan(own.value)}
     if any(own.value < 1 for own in repeated.values()):
-        shown = "; ".join(f"{name} {_interval(own)}" for name, own in repeated.items())
-        yield f"fraction of the variance within prompts that the reward repeats for the same responses: {shown}"
+        parts = "; ".join(f"{name} {_interval(own)}" for name, own in repeated.items())
+        yield f"fraction of the variance within prompts that the reward repeats for the same responses: {parts}"
     for number, sample in enumerate(measurement.samples[:EXAMPLES], start=1):
         for turn in sample["turns"]:
             score = "-" if turn["score"] is None else _number(turn["score"])
