@@ -1,11 +1,14 @@
-"""The configurations of `pilots.py`: twenty that learn, and twenty that cannot, for twelve reasons."""
+"""Development configurations of `pilots.py`: twenty that learn, and twenty that cannot, for twelve reasons.
+
+The pilot was corrected after they had been run; those that judge it are in `pilot_judged.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-COMMON = ("tracker.console=plain", "launch.threads=1", "seed=23")
+COMMON = ("tracker.console=plain", "launch.threads=1")
 SOLO = ("task=sorting_solo",)
 FOUR = ("rollout.num_generations=4",)
 EXACT = ("reward.match=exact",)
@@ -23,16 +26,19 @@ class Configuration:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-def healthy(name: str, *overrides: str) -> Configuration:
+def healthy(name: str, *overrides: str, seed: int = 23) -> Configuration:
     """A configuration that learns."""
-    return Configuration(name=f"learns/{name}", overrides=(*COMMON, *overrides))
+    return Configuration(name=f"learns/{name}", overrides=(*COMMON, f"seed={seed}", *overrides))
 
 
-def failing(name: str, expected: str, *overrides: str, **files: str) -> Configuration:
+def failing(name: str, expected: str, *overrides: str, seed: int = 23, **files: str) -> Configuration:
     """A configuration that cannot learn; `files`: Python modules by name, `expected`: findings with spaces between."""
     named = {f"{name}.py": text for name, text in files.items()}
     return Configuration(
-        name=f"fails/{name}", overrides=(*COMMON, *overrides), expected=tuple(expected.split()), files=named
+        name=f"fails/{name}",
+        overrides=(*COMMON, f"seed={seed}", *overrides),
+        expected=tuple(expected.split()),
+        files=named,
     )
 
 
@@ -71,7 +77,7 @@ def zero(inputs, config):
     return torch.zeros_like(inputs.rewards)
 """
 
-CONFIGURATIONS = (
+DEVELOPMENT = (
     healthy("sorting_experiment", "+experiment=sorting_ppo"),
     healthy("sorting_rounds", "team.update_order=round_robin", "team.round_robin_every=2"),
     healthy("sorting_ppo_groups", "algorithm=ppo", "rollout.num_generations=4"),
@@ -97,7 +103,14 @@ CONFIGURATIONS = (
     failing("score_of_prompt_team", "scores_by_prompt", "algorithm=ppo", *REWARD, reward=BY_PROMPT),
     failing("score_of_prompt_rloo", "scores_by_prompt", *SOLO, "algorithm=rloo", *FOUR, *REWARD, reward=BY_PROMPT),
     failing("cold_sampling_team", DIFFERING, *GROUPS, "rollout.temperature=0.02"),
-    failing("exact_of_eight", "equal_scores", *SOLO, *EXACT, "task.length=8", "rollout.max_new_tokens=10"),
+    failing(
+        "exact_of_eight",
+        "equal_scores rare_scores few_differing",
+        *SOLO,
+        *EXACT,
+        "task.length=8",
+        "rollout.max_new_tokens=10",
+    ),
     failing("not_a_number", "failing_rewards non_finite_scores failure", *REWARD, reward=NOT_A_NUMBER),
     failing("raising_reward", "failing_rewards failure", *SOLO, *GROUPS, *REWARD, reward=RAISING),
     failing("rate_0.5_ppo", "large_step", *SOLO, "algorithm=ppo", "actor.learning_rate=0.5"),
@@ -111,5 +124,5 @@ CONFIGURATIONS = (
     failing("truncated", "truncated", *SOLO, *EXACT, "rollout.max_new_tokens=1"),
     failing("unparsed_grpo", "unparsed", *SOLO, *GROUPS, *REWARD, reward=PREFIXED),
     failing("zero_advantages", "removed_signal", *SOLO, "algorithm.advantage=HOME/zero.py:zero", zero=ZERO),
-    failing("noise", "noise", *REWARD, reward=NOISE),
+    failing("noise", "noise random_scores", *REWARD, reward=NOISE),
 )

@@ -36,7 +36,11 @@ def signal(low: float = 0.1, high: float = 0.3, norm: float = 1.0) -> GradientSi
 
 
 def policy(
-    kl: float = 0.01, gradient: GradientSignal | None = None, steps: int = 400, rate: float = 3.5e-4
+    kl: float = 0.01,
+    gradient: GradientSignal | None = None,
+    steps: int = 400,
+    rate: float = 3.5e-4,
+    bonus: float = 0.0,
 ) -> PolicyMeasurement:
     own = gradient or signal()
     change = StepChange(scale=1.0, kl=Estimate(kl, kl / 2, 2 * kl), largest_logratio=0.1, clip_fraction=0.0)
@@ -45,6 +49,7 @@ def policy(
         agents=("solo",),
         steps=steps,
         gradient=PolicyGradient(whole=own, by_agent={"solo": own}),
+        bonus=bonus,
         step=PolicyStep(
             learning_rate=rate,
             changes=[change],
@@ -60,6 +65,8 @@ HEALTHY = Measurement(
     episodes=16,
     tokens=60,
     spreads={"solo": spread()},
+    repeatable={"solo": Estimate(1.0, 1.0, 1.0)},
+    equal_prompts=[],
     policies=[policy()],
     critics={},
     row=ROW,
@@ -88,6 +95,10 @@ def with_policy(**changes: Any) -> Measurement:
     return replace(HEALTHY, policies=[policy(**changes)])
 
 
+def with_repeatable(value: float, low: float) -> Measurement:
+    return replace(HEALTHY, repeatable={"solo": Estimate(value, low, 2 * value - low)})
+
+
 def test_agreeing_gradients_learn() -> None:
     found = assess_pilot(HEALTHY)
     assert (names(found), found.verdict) == ([], Verdict.learns)
@@ -104,6 +115,11 @@ def test_no_visible_direction_is_slow() -> None:
         (with_scores([[0.0, 0.0], [0.0, 0.0]]), (), {}, "equal_scores", Verdict.no_signal),
         (with_scores([[0.0, 0.0], [1.0, 1.0]]), (), {}, "scores_by_prompt", Verdict.no_signal),
         (with_scores([[0.0, 1.0], *[[0.0, 0.0]] * 99]), (), {}, "few_differing", Verdict.slow),
+        (with_scores([[0.0] * 63 + [1.0]] * 10), (), {}, "rare_scores", Verdict.slow),
+        (with_repeatable(0.05, -0.2), (), {}, "random_scores", Verdict.slow),
+        (with_repeatable(0.3, 0.2), (), {}, "random_scores", Verdict.slow),
+        (replace(HEALTHY, equal_prompts=["solo"]), (), {}, "equal_prompts", Verdict.slow),
+        (with_policy(bonus=2.0), ("algorithm.entropy_coef=1",), {}, "entropy_coefficient", Verdict.slow),
         (HEALTHY, (), {"targets__zero_advantage_fraction": 1.0}, "removed_signal", Verdict.no_signal),
         (HEALTHY, ("actor.learning_rate=0",), {}, "no_update", Verdict.no_signal),
         (with_policy(steps=0), ("algorithm.critic_warmup=400",), {}, "no_update", Verdict.no_signal),
@@ -113,6 +129,8 @@ def test_no_visible_direction_is_slow() -> None:
         (with_policy(kl=0.0), (), {}, "small_step", Verdict.slow),
         (with_policy(gradient=signal(low=-1e-4, high=1e-4)), (), {}, "noise", Verdict.slow),
         (HEALTHY, ("algorithm.kl.reward.coef=50",), {"kl__reward_coef": 50.0}, "kl_coefficient", Verdict.slow),
+        (HEALTHY, ("algorithm=grpo", "algorithm.kl.loss.coef=11"), {}, "kl_coefficient", Verdict.slow),
+        (HEALTHY, ("algorithm=dr_grpo", "algorithm.kl.loss.coef=6"), {}, "kl_coefficient", Verdict.slow),
         (HEALTHY, (), {"score__part__found": 0.0}, "unparsed", Verdict.slow),
         (HEALTHY, (), {"score__part__strict": 0.0, "score__part__flexible": 0.2}, "unparsed", Verdict.slow),
         (HEALTHY, (), {"score__failed_fraction": 1.0}, "failing_rewards", Verdict.no_signal),
@@ -124,6 +142,24 @@ def test_finding_and_verdict(
 ) -> None:
     found = assess_pilot(measurement, *overrides, **row)
     assert (names(found), found.verdict) == ([name], verdict)
+
+
+def test_reward_that_mostly_repeats_is_no_finding() -> None:
+    assert names(assess_pilot(with_repeatable(0.6, 0.3))) == []
+    assert names(assess_pilot(with_policy(bonus=0.5), "algorithm.entropy_coef=1")) == []
+
+
+def test_coefficient_of_the_loss_is_in_units_of_the_advantages() -> None:
+    """GRPO divides by the group's standard deviation, Dr. GRPO does not: scores deviate by 0.5."""
+    assert names(assess_pilot(HEALTHY, "algorithm=grpo", "algorithm.kl.loss.coef=9")) == []
+    assert names(assess_pilot(HEALTHY, "algorithm=dr_grpo", "algorithm.kl.loss.coef=4")) == []
+
+
+def test_truncation_explains_scores_that_do_not_differ() -> None:
+    """Below 99 % of truncated responses, and only then: scores that differ are no consequence of it."""
+    cut = {"rollout__truncated_fraction": 0.95}
+    assert names(assess_pilot(with_scores([[0.0, 0.0], [0.0, 0.0]]), **cut)) == ["equal_scores", "truncated"]
+    assert names(assess_pilot(HEALTHY, **cut)) == []
 
 
 def test_rates_to_try_have_the_wanted_step() -> None:
@@ -143,7 +179,8 @@ def test_report_has_each_finding_with_its_key() -> None:
     found = assess_pilot(with_policy(kl=2.0))
     text = format_report(with_policy(kl=2.0), found)
     assert "actor.learning_rate=3e-05" in text
-    assert text.splitlines()[-1].startswith("verdict: too large steps")
+    assert text.splitlines()[-2].startswith("verdict: too large steps")
+    assert text.splitlines()[-1].startswith("forecast: collapses .")
 
 
 def test_json_has_no_infinity() -> None:

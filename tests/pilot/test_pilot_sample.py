@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from small import experience_of, open_trainer
 from torch import Tensor
 
+from ippo_cli.algorithms.objectives import PolicyObjective
 from ippo_cli.pilot.change import measure_change, read_logprobs
-from ippo_cli.pilot.gradient import build_batch, measure_gradient, share_learner_rows, start_updates
+from ippo_cli.pilot.gradient import build_batch, measure_bonus, measure_gradient, share_learner_rows, start_updates
 from ippo_cli.pilot.sample import PilotSample, collect_sample
 from ippo_cli.pilot.size import PilotSize
 from ippo_cli.pilot.step import FirstStep, measure_step
@@ -51,6 +53,31 @@ def test_sample_is_the_first_buffer_and_repeats(pilot_trainer: Trainer, sample: 
     assert len(sample.rows) == SIZE.rows == 40
     assert sum(map(len, sample.scores_by_prompt("low"))) == 40
     assert sorted({row.index for row in sample.rows}) == list(range(16))
+
+
+def test_reward_scores_the_buffer_twice(sample: PilotSample) -> None:
+    """A reward without chance repeats its scores; further responses are scored once."""
+    twice = [row for row in sample.rows if row.repeated_scores is not None]
+    assert len(twice) == 16
+    assert all(row.repeated_scores == row.scores for row in twice)
+    pairs = [pair for _, own in sample.pairs_by_prompt("low") for pair in own]
+    assert sorted(pairs) == sorted((row.scores["low"], row.scores["low"]) for row in twice)
+
+
+def test_bonus_is_compared_with_the_scores(pilot_trainer: Trainer, sample: PilotSample) -> None:
+    """Its gradient is proportional to the coefficient."""
+    learner = pilot_trainer.state.team["low"].policy
+    assert isinstance(learner.objective, PolicyObjective)
+    before, found = learner.objective, []
+    try:
+        for coef in (0.0, 0.1, -0.2):
+            learner.objective = replace(before, config=replace(before.config, entropy_coef=coef))
+            found.append(measure_bonus(pilot_trainer, sample, learner, CONTEXT))
+    finally:
+        learner.objective = before
+    assert found[0] == 0
+    assert found[1] > 0
+    assert found[2] == pytest.approx(2 * found[1], rel=1e-4)
 
 
 def test_parts_of_the_sample_are_whole_prompts(sample: PilotSample) -> None:

@@ -8,7 +8,15 @@ from statistics import fmean
 
 import pytest
 
-from ippo_cli.pilot.statistics import UNKNOWN, Estimate, fraction, jackknife, measure_signal, measure_spread
+from ippo_cli.pilot.statistics import (
+    UNKNOWN,
+    Estimate,
+    fraction,
+    jackknife,
+    measure_repeatability,
+    measure_signal,
+    measure_spread,
+)
 from ippo_cli.runs.intervals import mean_interval
 
 
@@ -62,6 +70,21 @@ def test_spread_counts_prompts_with_several_scores() -> None:
     spread = measure_spread([[1.0], [], [0.0, 1.0], [0.1 + 0.2, 0.3]])
     assert (spread.prompts, spread.compared) == (3, 2)
     assert spread.differing.value == 0.5  # the difference of the last prompt's scores is rounding
+
+
+def test_spread_counts_scores_that_differ_from_the_most_frequent_one() -> None:
+    assert measure_spread([[0.0, 0.0], [0.0, 1.0], [2.0]]).uncommon.value == 0.4
+
+
+def test_repeated_fraction_by_hand() -> None:
+    """The variance within prompts is 2; two calls that differ by 1 have a variance of 1 / 2 of their own."""
+    assert measure_repeatability([([0.0, 2.0], [(0.0, 1.0)]), ([4.0, 6.0], [(4.0, 3.0)])]).value == 0.75
+    assert measure_repeatability([([0.0, 2.0], [(0.0, 0.0)]), ([4.0, 6.0], [])]).value == 1.0
+
+
+def test_repeated_fraction_without_differences_is_unknown() -> None:
+    assert math.isnan(measure_repeatability([([1.0, 1.0], [(1.0, 1.0)])]).value)
+    assert math.isnan(measure_repeatability([([1.0, 2.0], [])]).value)
 
 
 def test_spread_of_no_scores_is_unknown() -> None:

@@ -143,3 +143,13 @@ def test_measurement_of_agents_gradients_needs_their_shares(tmp_path: Path) -> N
         assert one.measuring_bytes - one.training_bytes == parameters * (one.bytes_per_weight + 4 + 2 * 4)
         assert two.measuring_bytes - two.training_bytes == parameters * (two.bytes_per_weight + 4 + 4)
         assert one.update_bytes == max(without.update_bytes, one.measuring_bytes) > without.update_bytes
+
+
+def test_pilot_needs_a_gradient_of_each_policy(tmp_path: Path) -> None:
+    run, pilot = (small_config(tmp_path, *mode)[0] for mode in ((), ("mode=pilot",)))
+    for device, copies in (("cuda", 1), ("cpu", 6)):
+        (actor, critic) = next(iter(estimate(pilot, 1, device)[1].by_ranks.values())).trained[:2]
+        (plain, _) = next(iter(estimate(run, 1, device)[1].by_ranks.values())).trained[:2]
+        needed = actor.shape.trained_parameters * (actor.bytes_per_weight + 4 * (1 + copies))
+        assert actor.measuring_bytes - actor.training_bytes == needed
+        assert (plain.measuring_bytes, critic.measuring_bytes) == (0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -51,22 +51,23 @@ class ArmResult:
 
 def assess_arms(plan: ControlPlan, folder: Path, runs: Runs) -> dict[str, ArmResult]:
     """The result of each arm. Raises `ConfigError` for a score out of range."""
-    check_scores(plan, runs)
+    check_scores(plan, {run.folder.name: run.evaluated for run in runs.values()})
     return {name: _assess_arm(plan, name, folder, runs) for name in plan.arms}
 
 
-def check_scores(plan: ControlPlan, runs: Runs) -> None:
-    """Raise `ConfigError` for a score out of range, with which no interval holds."""
+def check_scores(plan: ControlPlan, evaluated: Mapping[str, Sequence[float]]) -> None:
+    """Raise `ConfigError` for a score out of range, with which no interval holds. `evaluated`: scores by run."""
     if plan.score_range is None:
         return
     low, high = plan.score_range
-    for run in runs.values():
-        if run.score is not None and not low <= run.score <= high:
-            raise ConfigError(
-                f"controls.range=[{low:g},{high:g}]",
-                f"does not contain the score {run.score:g} of {run.folder.name}",
-                "give the lowest and highest possible score; an existing comparison continues with a wider range",
-            )
+    for name, scores in evaluated.items():
+        for score in scores:
+            if not low <= score <= high:
+                raise ConfigError(
+                    f"controls.range=[{low:g},{high:g}]",
+                    f"does not contain the score {score:g} of {name}",
+                    "give the lowest and highest possible score: the same command with a wider range continues",
+                )
 
 
 def minimum_seeds(plan: ControlPlan) -> int:
@@ -149,6 +150,7 @@ def _cross_play_differences(plan: ControlPlan, folder: Path, runs: Runs) -> list
         scores = read_cross_play(folder, pair)
         if scores is None:
             break
+        check_scores(plan, {f"cross-play of seeds {pair[0]} and {pair[1]}": (scores.self_play, scores.cross_play)})
         found.append((pair[0], scores.self_play - scores.cross_play))
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,22 +13,30 @@ from pathlib import Path
 from ippo_cli.compose.configured import check_command_keys
 from ippo_cli.compose.known_keys import check_known_keys
 from ippo_cli.config.commands import last_value, parse_path, shell_command
-from ippo_cli.config.errors import ConfigError, PreflightError
+from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError
 from ippo_cli.config.text import format_count
 from ippo_cli.controls.arms import OTHER_SEEDS, SINGLE_SAMPLES, SINGLE_TOKENS, TEAM, ControlPlan, build_plan
 from ippo_cli.controls.assess import (
     UNDECIDED,
     ArmResult,
     assess_arms,
+    check_scores,
     cross_play_pairs,
     minimum_seeds,
     run_name,
     token_iterations,
 )
 from ippo_cli.controls.report import JSON_FILE, PAGE_FILE, check_same_comparison, format_terminal, write_report
-from ippo_cli.controls.runs import Runs, evaluate_cross_play, read_cross_play, read_runs, run_folder_name
+from ippo_cli.controls.runs import (
+    Runs,
+    evaluate_cross_play,
+    read_cross_play,
+    read_evaluated,
+    read_runs,
+    run_folder_name,
+)
 from ippo_cli.controls.settings import PREFIX, ControlsConfig, parse_settings
-from ippo_cli.runs.folder import display_path, print_warning
+from ippo_cli.runs.folder import display_path, is_run_locked, print_warning
 from ippo_cli.runs.output import print_text
 from ippo_cli.sweeps import folder as sweep_folder
 from ippo_cli.sweeps.folder import STOP_FILE, JobRow
@@ -54,6 +63,8 @@ class ControlSearch(IndependentJobs):
 
     def new_rows(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
         if any(row.state not in FINISHED for row in rows):
+            running = [row for row in rows if row.state == "running"]
+            check_scores(self.plan, read_evaluated(folder, running))  # before further runs train with a wrong range
             if not (folder / JSON_FILE).exists():  # records the statistics before the first score
                 runs = read_runs(folder, rows)
                 write_report(self.plan, folder, assess_arms(self.plan, folder, runs), runs)
@@ -112,6 +123,8 @@ class ControlSearch(IndependentJobs):
             try:
                 evaluate_cross_play(folder, pair, (own[0].folder, own[1].folder))
             except PreflightError as error:
+                if (folder / STOP_FILE).exists():  # the signal has ended it
+                    return
                 self.failed_pairs.add(pair)
                 print_warning(str(error))
 
@@ -137,7 +150,7 @@ def run_comparison(argv: Sequence[str], keys: Sequence[str]) -> None:
     if last_value(typed, "mode") == "plan":  # configurations that differ in the seed have the same plan
         plan = replace(plan, seeds=1)
     folder = comparison_folder(typed, settings)
-    _check_folder(folder)
+    check_folder(folder)
     check_same_comparison(plan, folder)
     parallel = int(last_value(plan.of_sweep, "sweep.max_parallel") or 1)
     print_text(
@@ -212,10 +225,21 @@ def _has_comparison(folder: Path) -> bool:
     return any(row.folder.startswith(f"{TEAM}-") for row in sweep_folder.read_rows(folder))
 
 
-def _check_folder(folder: Path) -> None:
-    """Raise `ConfigError` if a folder has something else than this comparison."""
+def check_folder(folder: Path) -> None:
+    """Raise `ConfigError` or `ResumeError` if this comparison cannot run in a folder now."""
     remedy = f"use another folder: {PREFIX}to=FOLDER"
+    setting = f"{PREFIX}to={display_path(folder)}"
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{PREFIX}to={display_path(folder)}", "is a file", remedy)
+        raise ConfigError(setting, "is a file", remedy)
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if not existing.is_dir():
+        raise ConfigError(setting, f"cannot be created: {display_path(existing)} is a file", remedy)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(setting, f"cannot be written: {display_path(existing)} is read-only", remedy)
+    if is_run_locked(folder):
+        raise ResumeError(
+            f"{display_path(folder)}: this comparison is running in another process; wait for its end, or print its "
+            f"table: {shell_command(PROGRAM, display_path(folder))}"
+        )
     if folder.is_dir() and any(folder.iterdir()) and not _has_comparison(folder):
-        raise ConfigError(f"{PREFIX}to={display_path(folder)}", "has other files, and no comparison", remedy)
+        raise ConfigError(setting, "has other files, and no comparison", remedy)

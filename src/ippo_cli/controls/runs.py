@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from ippo_cli.config.commands import shell_command
 from ippo_cli.config.errors import PreflightError, ResumeError
@@ -30,6 +32,7 @@ class ControlRun:
     folder: Path
     is_finished: bool  # done, or failed
     score: float | None  # last held-out score; None unless it is done
+    evaluated: tuple[float, ...]  # first, best and last held-out score so far
     tokens: int  # generated in training so far, by all agents
     iterations: int
     error: str | None
@@ -51,17 +54,29 @@ def read_runs(folder: Path, rows: Iterable[JobRow]) -> Runs:
         place = folder / row.folder
         known, done = read_run(place), is_done(place)
         last = known.get("evaluation", {}).get("last", {}).get("score")
+        evaluated = _read_evaluated(known)
         found[name, int(seed)] = ControlRun(
             name=name,
             seed=int(seed),
             folder=place,
             is_finished=done or row.state in FINISHED,
             score=float(last) if done and isinstance(last, int | float) else None,
+            evaluated=evaluated,
             tokens=_count_tokens(place, int(known.get("iterations", 0))) if place.is_dir() else 0,
             iterations=int(known.get("iterations", 0)),
             error=None if done else row.error,
         )
     return found
+
+
+def read_evaluated(folder: Path, rows: Iterable[JobRow]) -> dict[str, tuple[float, ...]]:
+    """By the folder of a run, its first, best and last held-out score so far."""
+    return {row.folder: _read_evaluated(read_run(folder / row.folder)) for row in rows}
+
+
+def _read_evaluated(known: Mapping[str, Any]) -> tuple[float, ...]:
+    scores = (entry.get("score") for entry in known.get("evaluation", {}).values())
+    return tuple(float(score) for score in scores if isinstance(score, int | float) and math.isfinite(score))
 
 
 @cache  # of a finished iteration, which does not change

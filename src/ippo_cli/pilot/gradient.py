@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ippo_cli.agents.learner import Learner
+from ippo_cli.algorithms.objectives import PolicyObjective
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed, progress
 from ippo_cli.pilot.sample import PilotSample
@@ -64,6 +67,37 @@ def measure_gradient(trainer: Trainer, sample: PilotSample, learner: Learner, co
         assert found is not None
         return found
     return distributed.gather_objects(found)[learner.group.ranks[0]]
+
+
+def measure_bonus(trainer: Trainer, sample: PilotSample, learner: Learner, context: StepContext) -> float:
+    """The norm of the entropy bonus's gradient by that of the other terms of a policy's loss; 0 without a bonus.
+
+    Infinite if the other terms have no gradient. Collective.
+    """
+    if not learner.objective.config.entropy_coef:
+        return 0.0
+    rows = share_learner_rows(trainer, sample, learner, context)
+    found = None
+    if learner.group.is_member:
+        with nullcontext() if learner.group.is_world else learner.group.activate():
+            found = _compare_bonus(learner, build_batch(learner, rows, context), context)
+    return distributed.gather_objects(found)[learner.group.ranks[0]]
+
+
+def _compare_bonus(learner: Learner, batch: Minibatch | None, context: StepContext) -> float:
+    """Collective over the holders."""
+    if batch is None:
+        return 0.0
+    objective = learner.objective
+    assert isinstance(objective, PolicyObjective)
+    without = copy(learner)
+    without.objective = replace(objective, config=replace(objective.config, entropy_coef=0.0))
+    whole = own_share(_policy_gradient(learner, batch, context))
+    rest = own_share(_policy_gradient(without, batch, context))
+    bonus = [one - other for one, other in zip(whole, rest, strict=True)]
+    local = torch.stack([scalar_product(bonus, bonus), scalar_product(rest, rest)])
+    squares = distributed.all_sum(local.to(next(learner.engine.module.parameters()).device)).tolist()
+    return math.sqrt(squares[0] / squares[1]) if squares[1] > 0 else math.inf
 
 
 def share_learner_rows(trainer: Trainer, sample: PilotSample, learner: Learner, context: StepContext) -> LearnerRows:

@@ -14,14 +14,15 @@ from ippo_cli.config.schema import UpdateOrder
 from ippo_cli.diagnosis.finding import Row
 from ippo_cli.engine import distributed
 from ippo_cli.pilot.critic import CriticFit, fit_critics
-from ippo_cli.pilot.gradient import PolicyGradient, has_whole_gradients, measure_gradient
+from ippo_cli.pilot.gradient import PolicyGradient, has_whole_gradients, measure_bonus, measure_gradient
 from ippo_cli.pilot.sample import PilotSample, collect_sample
 from ippo_cli.pilot.size import PilotSize
-from ippo_cli.pilot.statistics import ScoreSpread, measure_spread
+from ippo_cli.pilot.statistics import Estimate, ScoreSpread, measure_repeatability, measure_spread
 from ippo_cli.pilot.step import PolicyStep, first_full_iteration, measure_step
 from ippo_cli.reporting.iteration_metrics import iteration_row
 from ippo_cli.reporting.samples import SampleDetails, sample_rows
 from ippo_cli.reporting.token_values import tokens_by_turn
+from ippo_cli.tasks.templates import render_template
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import StepContext
 
@@ -36,6 +37,7 @@ class PolicyMeasurement:
     agents: tuple[str, ...]
     steps: int  # optimizer steps of the run, at its full learning rate
     gradient: PolicyGradient | None
+    bonus: float  # norm of the gradient of the entropy bonus, by that of the other terms; 0 without a bonus
     step: PolicyStep | None
 
 
@@ -47,6 +49,8 @@ class Measurement:
     episodes: int
     tokens: int  # sampled by all agents, those of the run's methods included
     spreads: Mapping[str, ScoreSpread]  # by agent, frozen ones included
+    repeatable: Mapping[str, Estimate]  # by agent: fraction of the variance within prompts that the reward repeats
+    equal_prompts: Sequence[str]  # agents with equal prompts in all rows, although their reference answers differ
     policies: Sequence[PolicyMeasurement]
     critics: Mapping[str, CriticFit]  # by agent with values
     row: Row  # the metrics of an iteration with one step of each policy
@@ -76,6 +80,8 @@ def measure(trainer: Trainer, size: PilotSize) -> Measurement:
         episodes=len(sample.rows),
         tokens=round((in_buffer if generated is None else generated) + repeated),
         spreads={name: measure_spread(sample.scores_by_prompt(name)) for name in config.task.agents},
+        repeatable={name: measure_repeatability(sample.pairs_by_prompt(name)) for name in config.task.agents},
+        equal_prompts=find_equal_prompts(trainer, sample),
         policies=measured,
         critics=critics,
         row=row,
@@ -92,13 +98,32 @@ def _measure_policy(trainer: Trainer, sample: PilotSample, learner: Learner) -> 
     policies = sum(other.is_policy for other in trainer.state.team.learners)
     turns = policies if config.team.update_order is UpdateOrder.round_robin else 1  # iterations per update
     steps = max(plan.num_iterations - begins, 0) * plan.actor_steps[learner.agent_names[0]]
+    has_gradients = has_whole_gradients(config)
     return PolicyMeasurement(
         name=learner.name,
         agents=learner.agent_names,
         steps=-(-steps // turns),
-        gradient=measure_gradient(trainer, sample, learner, context) if has_whole_gradients(config) else None,
+        gradient=measure_gradient(trainer, sample, learner, context) if has_gradients else None,
+        bonus=measure_bonus(trainer, sample, learner, context) if has_gradients else math.nan,
         step=measure_step(trainer, sample, learner) if config.deepspeed.ranks_per_group == 1 else None,
     )
+
+
+def find_equal_prompts(trainer: Trainer, sample: PilotSample) -> list[str]:
+    """Agents with equal first prompts in all rows, although their reference answers differ. Collective."""
+    found: list[str] = []
+    for name, agent in trainer.config.task.agents.items():
+        if agent.answer is None:
+            continue
+        own = [
+            (tuple(turns[0].prompt), render_template(agent.answer, episode.example, f"task.agents.{name}.answer"))
+            for episode in sample.experience.episodes
+            if (turns := episode.turns_of_agent(name))
+        ]
+        pairs = {pair for part in distributed.gather_objects(own) for pair in part}
+        if len({prompt for prompt, _ in pairs}) == 1 < len(pairs):
+            found.append(name)
+    return found
 
 
 def _count_tokens(sample: PilotSample) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 from ippo_cli.config.text import escape_controls, format_table, truncate_text
 from ippo_cli.pilot.findings import NamedFinding
 from ippo_cli.pilot.measure import Measurement, PolicyMeasurement
+from ippo_cli.pilot.outlook import forecast_outcomes
 from ippo_cli.pilot.size import PilotSize
 from ippo_cli.pilot.statistics import Estimate
 from ippo_cli.pilot.verdict import Assessment
@@ -30,7 +31,7 @@ def describe_size(size: PilotSize) -> str:
 
 
 def format_report(measurement: Measurement, assessment: Assessment) -> str:
-    """Tables of the measurements, then findings and verdict."""
+    """Tables of the measurements, then findings, verdict and forecast."""
     lines = [
         f"{measurement.episodes} responses, {measurement.tokens} tokens "
         f"({measurement.tokens / measurement.size.run_tokens:.2g} of the run's at most)",
@@ -43,6 +44,7 @@ def format_report(measurement: Measurement, assessment: Assessment) -> str:
         "",
         *_finding_lines(assessment.findings),
         _verdict_line(assessment),
+        forecast_outcomes(to_json_data(measurement, assessment)).line,
     ]
     return "\n".join(lines)
 
@@ -93,6 +95,10 @@ def _response_lines(measurement: Measurement) -> Iterator[str]:
     yield from format_table(rows, width=WIDTH)
     per_response = seconds.get("score", 0.0) / max(measurement.episodes, 1)
     yield f"reward: {_number(per_response)} s per response; sampling: {_number(seconds.get('rollout', 0.0))} s"
+    repeated = {name: own for name, own in measurement.repeatable.items() if not math.isnan(own.value)}
+    if any(own.value < 1 for own in repeated.values()):
+        parts = "; ".join(f"{name} {_interval(own)}" for name, own in repeated.items())
+        yield f"fraction of the variance within prompts that the reward repeats for the same responses: {parts}"
     for number, sample in enumerate(measurement.samples[:EXAMPLES], start=1):
         for turn in sample["turns"]:
             score = "-" if turn["score"] is None else _number(turn["score"])
@@ -199,9 +205,10 @@ def to_json_data(measurement: Measurement | None, assessment: Assessment) -> dic
             for one in assessment.findings
         ],
     }
-    if measurement is not None:
-        data |= _measured_data(measurement)
-    return replace_non_finite(data)
+    if measurement is None:
+        return replace_non_finite(data)
+    data = replace_non_finite(data | _measured_data(measurement))
+    return data | {"forecast": asdict(forecast_outcomes(data))}
 
 
 def _measured_data(measurement: Measurement) -> dict[str, Any]:
@@ -211,12 +218,15 @@ def _measured_data(measurement: Measurement) -> dict[str, Any]:
         "tokens": measurement.tokens,
         "iterations": measurement.iterations,
         "scores": {name: asdict(spread) for name, spread in measurement.spreads.items()},
+        "equal_prompts": list(measurement.equal_prompts),
+        "repeatable": {name: asdict(own) for name, own in measurement.repeatable.items()},
         "critics": {name: asdict(fit) for name, fit in measurement.critics.items()},
         "policies": {
             policy.name: {
                 "agents": policy.agents,
                 "steps": policy.steps,
                 "gradient": None if policy.gradient is None else asdict(policy.gradient),
+                "bonus": policy.bonus,
                 "step": None if policy.step is None else _without_stats(asdict(policy.step)),
             }
             for policy in measurement.policies

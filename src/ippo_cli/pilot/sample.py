@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -19,6 +19,8 @@ from ippo_cli.training.row_inputs import group_by_author
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Episode, Experience, Targets
 
+RESCORED = 128  # responses that the reward scores a second time
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRow:
@@ -29,6 +31,7 @@ class ScoredRow:
     scores: Mapping[str, float]  # by agent, summed over turns; NaN without a valid score
     failed: bool  # whether the reward or the environment failed
     tokens: int  # that all agents sampled
+    repeated_scores: Mapping[str, float] | None = None  # of another call of the reward on the same responses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,17 @@ class PilotSample:
                 groups.setdefault(row.prompt, []).append(score)
         return list(groups.values())
 
+    def pairs_by_prompt(self, agent: str) -> list[tuple[list[float], list[tuple[float, float]]]]:
+        """An agent's finite scores of each prompt, and both scores of its responses that were scored twice."""
+        groups: dict[int, tuple[list[float], list[tuple[float, float]]]] = {}
+        for row in self.rows:
+            scores, pairs = groups.setdefault(row.prompt, ([], []))
+            if math.isfinite(score := row.scores[agent]):
+                scores.append(score)
+                if row.repeated_scores is not None and math.isfinite(again := row.repeated_scores[agent]):
+                    pairs.append((score, again))
+        return list(groups.values())
+
 
 def collect_sample(trainer: Trainer, size: PilotSize) -> PilotSample:
     """Sample, score and compute targets as in the run's first iteration, for the prompts of the pilot. Collective."""
@@ -88,7 +102,7 @@ def collect_sample(trainer: Trainer, size: PilotSize) -> PilotSample:
     targets, _ = state.algorithm.compute_all_targets(
         state.team, collected.experience, after_agent=trainer.preemption.raise_if_any_rank_requested
     )
-    rows = _buffer_rows(trainer, collected.experience)
+    rows = _buffer_rows(trainer, collected.experience, clock)
     positions = collected.buffer.prompts.positions[: size.repeated_prompts]
     for number in range(size.repeats):
         rows += _score_again(trainer, positions, number, clock)
@@ -101,10 +115,21 @@ def collect_sample(trainer: Trainer, size: PilotSize) -> PilotSample:
     )
 
 
-def _buffer_rows(trainer: Trainer, experience: Experience) -> list[ScoredRow]:
+def _buffer_rows(trainer: Trainer, experience: Experience, clock: Stopwatch) -> list[ScoredRow]:
+    """The episodes of the buffer; the first ones are scored twice. Collective."""
     scores = {name: own.raw.sum(dim=1).where(own.valid, math.nan) for name, own in experience.scores.items()}
     failed = {name: own.failed for name, own in experience.scores.items()}
-    return _build_rows(trainer, experience.episodes, scores, failed)
+    rows = _build_rows(trainer, experience.episodes, scores, failed)
+    rewards, count = trainer.collector.rewards, -(-RESCORED // distributed.world_size())
+    if trainer.config.reward.compares_rows:  # a part of the rows would have other scores
+        count = len(rows)
+    with clock("score"):
+        raw = rewards.combine(rewards.call(experience.episodes[:count]))
+    again = {name: own.sum(dim=1).where(~raw.failed[name], math.nan).tolist() for name, own in raw.numbers.items()}
+    return [
+        replace(row, repeated_scores={name: own[place] for name, own in again.items()}) if place < count else row
+        for place, row in enumerate(rows)
+    ]
 
 
 def _score_again(trainer: Trainer, positions: Sequence[int], number: int, clock: Stopwatch) -> list[ScoredRow]:

@@ -6,6 +6,7 @@ Prompts, or parts of the buffer with whole prompts, are the sampled units of all
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, variance
@@ -75,6 +76,7 @@ class ScoreSpread:
     between: Estimate  # variance of the expected scores of prompts
     differing: Estimate  # fraction of the prompts with several scores that differ
     oracle: Estimate  # fraction of the variance that the expected score of each prompt explains
+    uncommon: Estimate  # fraction of the scores that differ from the most frequent one
     prompts: int
     compared: int  # prompts with several scores
 
@@ -95,6 +97,7 @@ def measure_spread(groups: Sequence[Sequence[float]]) -> ScoreSpread:
         between=jackknife(several, _between_variance),
         differing=fraction(sum(map(_differ, several)), len(several)),
         oracle=jackknife(several, _explained_by_prompt),
+        uncommon=fraction(len(scores) - max(Counter(scores).values(), default=0), len(scores)),
         prompts=len(groups),
         compared=len(several),
     )
@@ -118,6 +121,28 @@ def _explained_by_prompt(groups: Sequence[Sequence[float]]) -> float:
     if not between + within > (ROUNDING * largest) ** 2:
         return math.nan
     return between / (between + within)
+
+
+ScoredTwice = tuple[Sequence[float], Sequence[tuple[float, float]]]
+"""The scores of one prompt's responses, and both scores of those that were scored twice."""
+
+
+def measure_repeatability(prompts: Sequence[ScoredTwice]) -> Estimate:
+    """The fraction of the variance within prompts that another call of the reward on the same responses repeats.
+
+    1 for a reward without chance, about 0 for one that draws scores at random: half of the mean squared difference of
+    two scores of a response is the variance that the reward adds. NaN without differences within prompts.
+    """
+    return jackknife([one for one in prompts if len(one[0]) > 1 or one[1]], _repeated_fraction)
+
+
+def _repeated_fraction(prompts: Sequence[ScoredTwice]) -> float:
+    squares = [fmean((one - other) ** 2 for one, other in pairs) for _, pairs in prompts if pairs]
+    within = [variance(scores) for scores, _ in prompts if len(scores) > 1]
+    largest = max((abs(score) for scores, _ in prompts for score in scores), default=0.0)
+    if not squares or not within or fmean(within) <= (ROUNDING * largest) ** 2:
+        return math.nan
+    return 1 - fmean(squares) / 2 / fmean(within)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,31 @@ from ippo_cli.diagnosis.diagnose import diagnose
 from ippo_cli.diagnosis.finding import Certainty, Finding, Observations
 from ippo_cli.diagnosis.registry import BY_NAME
 from ippo_cli.diagnosis.series import metric_value, trained_agents
-from ippo_cli.pilot.findings import CHECKS, NamedFinding, Verdict
+from ippo_cli.pilot import policy_findings, score_findings
+from ippo_cli.pilot.findings import Check, NamedFinding, Verdict
 from ippo_cli.pilot.measure import Measurement, PolicyMeasurement
 
 MORE_TOKENS = 4  # times the tokens of a pilot that shows nothing, for another one
 SHARED_CONDITIONS = (
     *("failing_rewards", "non_finite_scores", "stop_token", "chat_template", "sampler_mismatch", "masked_tokens"),
     *("silent", "truncated", "overflow", "deaf_agents", "skipped_steps"),
+)
+
+CHECKS: Sequence[Check] = (
+    score_findings.find_equal_prompts,
+    score_findings.find_unparsed,
+    score_findings.find_hidden_by_length,
+    policy_findings.find_no_update,
+    score_findings.find_equal_scores,
+    score_findings.find_removed_signal,
+    policy_findings.find_no_gradient,
+    policy_findings.find_step_size,
+    policy_findings.find_strong_kl,
+    policy_findings.find_strong_bonus,
+    score_findings.find_random_scores,
+    score_findings.find_few_differing,
+    score_findings.find_rare_scores,
+    policy_findings.find_noise,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ippo_cli.config.schema import Config, Dtype
+from ippo_cli.config.schema import Config, Dtype, Mode
 from ippo_cli.engine.zero_config import bucket_elements, effective_stage, live_elements
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory, inference_memory
 from ippo_cli.models.packing import uses_fp32_attention
@@ -63,9 +63,9 @@ def estimate_trained_model(
     parameters = shape.trained_parameters - shape.split_elements * (per_replica - 1) // per_replica
     memory = _estimate_engine(config, model, parameters, ranks, device)
     training_bytes = _estimate_training_pass(config, model, read, device)
-    parts = 0.0
-    if read.gradient_parts:  # a gradient of a micro-batch, the sum of one part, and this rank's shares of all
-        parts = parameters * (width + FP32_BYTES * (1 + read.gradient_parts / ranks))
+    parts, copies = 0.0, read.gradient_parts + _count_pilot_copies(config, model, device)
+    if copies:  # a gradient of a micro-batch, the sum of one part, and this rank's shares of all
+        parts = parameters * (width + FP32_BYTES * (1 + copies / ranks))
     return TrainedModel(
         name=model.name,
         shape=shape,
@@ -78,6 +78,16 @@ def estimate_trained_model(
         is_actor=model.is_actor,
         is_stage3=engine_stage(config, width, ranks) == 3,
     )
+
+
+def _count_pilot_copies(config: Config, model: EngineModel, device: str) -> int:
+    """Copies of a policy's trained weights in float32 that `mode=pilot` keeps at once.
+
+    Gradients of four parts or more, the weights before a step and their change are in host memory.
+    """
+    if config.mode is not Mode.pilot or not model.is_actor:
+        return 0
+    return 6 if device == "cpu" else 1
 
 
 def _estimate_engine(config: Config, model: EngineModel, parameters: int, ranks: int, device: str) -> EngineMemory:

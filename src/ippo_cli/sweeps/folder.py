@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.compose.former_keys import convert_overrides
-from ippo_cli.config.errors import ConfigError, ResumeError, StorageError
+from ippo_cli.config.errors import ConfigError, ResumeError, StorageError, convert_storage_errors
 from ippo_cli.config.secrets import mask_secrets, redact_text
 from ippo_cli.config.text import format_table
 from ippo_cli.engine import launchers
@@ -244,4 +244,5 @@ def _read_sweep_file(folder: Path) -> dict[str, Any]:
 def _write_sweep_file(folder: Path, arguments: list[str], rows: list[JobRow]) -> None:
     jobs = [asdict(row) | {"error": None if row.error is None else redact_text(row.error)} for row in rows]
     known = {"arguments": mask_secrets(arguments), "jobs": mask_secrets(jobs)}
-    write_atomically(folder / SWEEP_FILE, json.dumps(known, indent=1) + "\n")
+    with convert_storage_errors(str(folder)):
+        write_atomically(folder / SWEEP_FILE, json.dumps(known, indent=1) + "\n")

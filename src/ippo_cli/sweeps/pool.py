@@ -101,6 +101,16 @@ class JobPool:
                 with suppress(ProcessLookupError):
                     slot.process.send_signal(signal.SIGTERM)
 
+    def stop(self) -> None:
+        """Send SIGTERM to all jobs, which save and exit, and wait for their ends."""
+        for slot in self._slots:
+            if slot.process is not None:
+                with suppress(ProcessLookupError):
+                    slot.process.send_signal(signal.SIGTERM)
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.wait()
+
 
 def known_devices(environ: Mapping[str, str]) -> list[str]:
     """The names of the visible GPUs: the entries of CUDA_VISIBLE_DEVICES, or the numbers of all GPUs."""

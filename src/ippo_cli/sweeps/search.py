@@ -73,9 +73,20 @@ def run_search(
 ) -> None:
     """Run waiting jobs and those that the search generates, until none are left or a signal stops the sweep.
 
-    `plains`: by job, the configurations of jobs that are already composed.
+    `plains`: by job, the configurations of jobs that are already composed. An error of the search stops running jobs,
+    which save first.
     """
     pool = JobPool(context, max_parallel)
+    try:
+        _run_pool(pool, search, context, make, plains)
+    except IppoError:
+        pool.stop()
+        raise
+
+
+def _run_pool(
+    pool: JobPool, search: Search, context: SweepContext, make: ComposeJob, plains: dict[int, dict[str, Any]]
+) -> None:
     started: set[int] = set()
     judged: dict[int, int] = {}  # by job, size in bytes of the metrics at its last check
     while True:

@@ -92,14 +92,16 @@ def kl_strength(observations: Observations, name: str) -> float:
 
     The optimal policy under the coefficient b is proportional to p_ref exp(score / b) (arXiv 2305.18290, equation 4).
     For large b its mean score exceeds that of the reference by var(score) / b: 1 / strength standard deviations.
-    A loss term has whitened advantages, if any are, so its coefficient is in standard deviations already.
+    With advantages that are divided by a standard deviation, the coefficient of a loss term is in such units already.
     """
     rows, config = last_rows(observations.rows), observations.config
     spread = column_mean(rows, f"{name}/score/processed/std")
     if math.isnan(spread):
         spread = column_mean(rows, f"{name}/score/std")
     in_reward = column_mean(rows, f"{name}/kl/reward_coef") / spread if spread > 0 else 0.0
-    in_loss = config.algorithm.kl.loss.coef if config.algorithm.advantage_normalization else 0.0
+    in_loss = config.algorithm.kl.loss.coef
+    if not (config.algorithm.advantage_normalization or config.algorithm.scale_by_std):
+        in_loss = in_loss / spread if spread > 0 else 0.0
     return max(in_reward if not math.isnan(in_reward) else 0.0, in_loss)
 
 
