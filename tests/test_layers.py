@@ -43,6 +43,7 @@ ORDER = [
     "verification",
     "sweeps",
     "controls",
+    "benchmark",
     "catalog",
     "cli",
     "api",

@@ -16,7 +16,9 @@ from typing import Any, Literal
 
 from learning import Outcome
 from omegaconf import OmegaConf
-from team_games import ALGORITHMS, MINI_BATCH, ROLE_BUFFER, SHORT_WARM_START, Algorithm, Bounds
+from team_games import ALGORITHMS, MINI_BATCH, ROLE_BUFFER, Algorithm, Bounds
+
+from ippo_cli.benchmark.tasks import SHORT_WARM_START
 
 Values = dict[str, float]
 
@@ -186,7 +188,7 @@ REINFORCE = Algorithm(
 )
 EQUAL_TOKENS = 56  # iterations of `copy_1`, which has 80: seven tenths
 SHORT = (f"actor.warm_start_steps={SHORT_WARM_START}",)
-COPY_ALONE = ("task=scripts/bench/alone.yaml", "rollout.max_new_tokens=4")
+COPY_ALONE = ("task=benchmark_solo", "rollout.max_new_tokens=4")
 ONE_LETTER_EACH = (  # few enough responses for exact credit
     "task.length=2",
     "task.alphabet=abcdefgh",
