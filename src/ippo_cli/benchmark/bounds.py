@@ -64,29 +64,31 @@ def meet_bounds(turns: int, *, at_end: bool) -> Bounds:
     cells = list(product(range(CELLS), repeat=2))
 
     def value(choose: Callable[[Sequence[float]], float], *, alone: bool) -> float:
-        """The mean value of all cells; with `alone` the second agent moves at random."""
-        transitions: dict[int, dict[Any, Outcomes]] = {}
+        """Return the mean value of all cells; with `alone` the second agent moves at random."""
+        transitions: dict[int, Mapping[Any, Outcomes]] = {}
         for turn, place in product(range(turns), range(len(cells))):
-            found = {
-                moves: _meet_outcome(walked(cells[place], *moves), turn, turns, at_end)
-                for moves in product(MOVES, repeat=2)
+            moves: Mapping[Any, Sequence[str]] = (
+                {own: [own + other for other in MOVES] for own in MOVES}
+                if alone
+                else {pair: [pair] for pair in map("".join, product(MOVES, repeat=2))}
+            )
+            transitions[turn * len(cells) + place] = {
+                action: [
+                    (1 / len(pairs), *_meet_outcome(walked(cells[place], *pair), turn, turns, at_end)) for pair in pairs
+                ]
+                for action, pairs in moves.items()
             }
-            if alone:
-                found = {
-                    own: [(odds / len(MOVES), *rest) for other in MOVES for odds, *rest in found[own, other]]
-                    for own in MOVES
-                }
-            transitions[turn * len(cells) + place] = found
         values = backward_induction(transitions, turns, choose)
         return fmean(values[place] for place in range(len(cells)))
 
     return Bounds(value(fmean, alone=False), value(max, alone=False), value(max, alone=True))
 
 
-def _meet_outcome(cells: tuple[int, int], turn: int, turns: int, at_end: bool) -> Outcomes:
+def _meet_outcome(cells: tuple[int, int], turn: int, turns: int, at_end: bool) -> tuple[int, float, bool]:
+    """Return the next state, the reward, and whether the episode ends."""
     over = turn == turns - 1
     behind = 0 if over else (turn + 1) * CELLS**2 + cells[0] * CELLS + cells[1]
-    return [(1.0, behind, meeting(cells, turn, turns, at_end), over)]
+    return behind, meeting(cells, turn, turns, at_end), over
 
 
 def matrix_bounds(payoffs: Payoffs) -> Bounds:

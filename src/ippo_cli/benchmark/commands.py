@@ -79,7 +79,9 @@ def export_rows(own: Mapping[str, str], rest: Sequence[str], _: Sequence[str]) -
     overrides = " ".join(text for text in task.overrides if "environment" in text or "max_new_tokens" in text)
     print_text(f"  played as {overrides or task.overrides[0]}; turns of each agent: {task.turns}")
     if task.game:
-        print_text('  answer each seed with one line: {"seed": 0, "strategy": {AGENT: {INFORMATION: {ACTION: PROBABILITY}}}}')
+        print_text(
+            '  answer each seed with one line: {"seed": 0, "strategy": {AGENT: {INFORMATION: {ACTION: PROBABILITY}}}}'
+        )
     elif split == "train":
         print_text("  rows of the training split are not scored; leave split= out for those that are")
     else:
@@ -178,7 +180,9 @@ def _check_arm(own: Mapping[str, str]) -> str:
     known = (TEAM, *SINGLE_ARMS, SHARED_POLICY, NO_MESSAGES)
     if arm == OTHER_SEEDS or (arm not in known and not arm.startswith(FROZEN.rstrip("_"))):
         names = " ".join((*known, f"{FROZEN}AGENT"))
-        raise ConfigError(f"arm={arm}", f"is no arm of responses{closest_hint(arm, list(known))}", f"use one of {names}")
+        raise ConfigError(
+            f"arm={arm}", f"is no arm of responses{closest_hint(arm, list(known))}", f"use one of {names}"
+        )
     return arm
 
 

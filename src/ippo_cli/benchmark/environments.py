@@ -24,7 +24,9 @@ MOVES = {"l": -1, "s": 0, "r": 1}
 Payoffs = Mapping[str, tuple[float, float]]  # both actions, the first agent's first -> rewards of both
 STAG_HUNT: Payoffs = {"ss": (1.0, 1.0), "sh": (0.0, 0.75), "hs": (0.75, 0.0), "hh": (0.5, 0.5)}
 DILEMMA: Payoffs = {"cc": (0.6, 0.6), "cd": (0.0, 1.0), "dc": (1.0, 0.0), "dd": (0.2, 0.2)}
-CONVENTION: Payoffs = {f"{one}{other}": (float(one == other),) * 2 for one, other in product(SIGNS, SIGNS)}
+CONVENTION: Payoffs = {
+    f"{one}{other}": (float(one == other), float(one == other)) for one, other in product(SIGNS, SIGNS)
+}
 # Rock, paper, scissors; a win of paper counts three times, so uniform play is not optimal.
 DUEL: Payoffs = {
     f"{one}{other}": (float(won), float(-won))

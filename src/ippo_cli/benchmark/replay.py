@@ -96,7 +96,9 @@ def replay_row(rows: RowSet, environment: Environment, row: int, responses: Resp
             break
         observations = step.observations
     if remaining:
-        raise ReplayError(f"has {len(responses)} responses, and the episode ends after {len(responses) - len(remaining)}")
+        raise ReplayError(
+            f"has {len(responses)} responses, and the episode ends after {len(responses) - len(remaining)}"
+        )
     return Episode(
         example=example,
         index=row,

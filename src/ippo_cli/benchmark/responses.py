@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ippo_cli.benchmark.replay import ReplayError, Responses, RowSet, load_rows, replay_row, row_seed, score_episodes
 from ippo_cli.benchmark.result import ArmRun
@@ -186,7 +186,7 @@ def _read_responses(found: _Lines, line: int, seed: int, record: Mapping[str, An
         found.responses[seed][row] = line, [(agent, text) for agent, text in responses]
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -200,7 +200,7 @@ def _score_seed(
     for row, (line, _) in own.items():
         if row >= count:
             lines.note(line, f"row={row} is not a row of seed {seed}; rows are 0 to {count - 1}")
-    for row, (line, responses) in own.items():
+    for line, responses in own.values():
         for agent in dict.fromkeys(agent for agent, _ in responses if agent not in agents):
             lines.note(line, f"{agent} is no agent of {name}; use {' '.join(agents)}")
     if missing := [row for row in range(count) if row not in own]:

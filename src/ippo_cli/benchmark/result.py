@@ -161,4 +161,3 @@ def _find_broken_rules_of_run(run: ArmRun, result: Result) -> Iterator[str]:
     for name in ("tokens", "episodes"):
         if (count := getattr(run, name)) is not None and count < 0:
             yield f"runs: {run.arm} with seed {run.seed} has {name}={count}; use null if it is not known"
-

@@ -11,7 +11,7 @@ from ippo_cli.benchmark.bounds import UNKNOWN, Bounds
 from ippo_cli.benchmark.result import Result, read_result
 from ippo_cli.benchmark.tasks import BENCHMARK_TASKS
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.text import format_count, format_table
+from ippo_cli.config.text import format_table
 from ippo_cli.controls.arms import OTHER_SEEDS, TEAM
 from ippo_cli.controls.assess import UNDECIDED, ArmResult, difference_bounds
 from ippo_cli.controls.report import format_tokens
@@ -24,8 +24,8 @@ ARM_HEADINGS = ("task", "entry", "arm", "differences", "team minus arm", "verdic
 NOTES = (
     "score: mean over seeds of the held-out score; normalised: 0 is random play, 1 is optimal play, with a 95 % "
     "t-interval over seeds",
-    "team minus arm: paired by seed, normalised, with a confidence sequence that holds at all seeds together; the error "
-    "probability is split over the arms of an entry",
+    "team minus arm: paired by seed, normalised, with a confidence sequence that holds at all seeds together; the "
+    "error probability is split over the arms of an entry",
     "episodes and tokens: of one training of the team, all agents",
 )
 Rows = list[tuple[str, ...]]
@@ -174,8 +174,7 @@ def list_failures(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
         failed = [f"{run.arm}-{run.seed}" for run in result.runs if run.score is None]
         if failed:
-            runs = format_count(len(failed), "run")
-            yield f"{runs} of {result.entry} on {result.task} failed and {'is' if len(failed) == 1 else 'are'} not counted"
+            yield f"failed and not counted ({result.task}, {result.entry}): {', '.join(failed)}"
 
 
 def format_results(results: Sequence[Result], *, is_page: bool) -> str:
@@ -202,7 +201,9 @@ def replace_block(page: Path, name: str, text: str) -> None:
     try:
         content = page.read_text()
     except OSError as error:
-        raise PreflightError(f"page={display_path(page)}: cannot be read ({error.strerror}); name a Markdown file") from error
+        raise PreflightError(
+            f"page={display_path(page)}: cannot be read ({error.strerror}); name a Markdown file"
+        ) from error
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if len(pattern.findall(content)) != 1:
         marks = f"<!-- {name} --> and <!-- /{name} -->"

@@ -107,9 +107,7 @@ def copy_bounds(letters: int) -> Bounds:
     return Bounds(guess**letters, 1.0, single)
 
 
-def make_meeting_task(
-    *arguments: str, turns: int, episodes: int, rate: float = 1.0, about: str
-) -> BenchmarkTask:
+def make_meeting_task(*arguments: str, turns: int, episodes: int, rate: float = 1.0, about: str) -> BenchmarkTask:
     """Return a task in which two agents move on a ring."""
     given = (f"turns={turns}", *arguments)
     return BenchmarkTask(

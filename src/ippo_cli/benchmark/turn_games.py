@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 
-AGENTS = ("first", "second")
+AGENTS: Sequence[str] = ("first", "second")
 LETTERS = "abc"  # the letters to copy
 CARDS = "JQK"
 DEALS = ["".join(deal) for deal in permutations(CARDS, len(AGENTS))]

@@ -225,7 +225,10 @@ def replace_keys(typed: Sequence[str], more: Sequence[str]) -> list[str]:
     """Typed overrides, of which others replace those with the same key; `~KEY` only removes them."""
     keys = {override_key(text) for text in more}
     removed = {f"~{override_key(text)}" for text in typed}
-    return [*(text for text in typed if override_key(text) not in keys), *(text for text in more if text not in removed)]
+    return [
+        *(text for text in typed if override_key(text) not in keys),
+        *(text for text in more if text not in removed),
+    ]
 
 
 def override_key(text: str) -> str:
