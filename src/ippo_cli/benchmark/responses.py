@@ -17,8 +17,8 @@ from ippo_cli.benchmark.result import ArmRun
 from ippo_cli.benchmark.strategies import find_strategy_mistakes, list_information_sets, score_strategy
 from ippo_cli.benchmark.tasks import BENCHMARK_TASKS
 from ippo_cli.benchmark.version import task_version
-from ippo_cli.config.errors import PreflightError, raise_interruption
-from ippo_cli.runs.folder import display_path
+from ippo_cli.config.errors import PreflightError, convert_storage_errors, raise_interruption
+from ippo_cli.runs.folder import display_path, write_atomically
 from ippo_cli.tasks.dry_run import SupportsActions
 from ippo_cli.tasks.environment import closing_environment
 from ippo_cli.tasks.task import make_task_factory
@@ -31,13 +31,12 @@ EXAMPLE = '{"seed": 0, "row": 3, "responses": [["first", "ab"], ["second", "bc"]
 
 
 def write_rows(name: str, arm: str, seeds: Sequence[int], file: Path, *, is_train: bool) -> int:
-    """Write the rows that another trainer answers, one JSON line each; return their number."""
-    version, count = task_version(name), 0
-    with file.open("w") as lines:
-        for record in _iter_rows(name, arm, seeds, is_train):
-            lines.write(json.dumps({"version": version, **record}) + "\n")
-            count += 1
-    return count
+    """Write the rows that another trainer answers, one JSON line each; return their number. Raises `StorageError`."""
+    version = task_version(name)
+    lines = [json.dumps({"version": version, **record}) + "\n" for record in _iter_rows(name, arm, seeds, is_train)]
+    with convert_storage_errors(str(file)):
+        write_atomically(file, "".join(lines))
+    return len(lines)
 
 
 def _iter_rows(name: str, arm: str, seeds: Sequence[int], is_train: bool) -> Iterator[dict[str, Any]]:
