@@ -13,6 +13,7 @@ from ippo_cli.benchmark.commands import run_subcommand
 from ippo_cli.benchmark.result import read_result
 from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.config.errors import ConfigError, PreflightError
+from ippo_cli.controls.arms import SINGLE_ARMS
 
 Records = list[dict[str, Any]]
 SEED = 3
@@ -56,7 +57,7 @@ def test_known_scores(second: Callable[[str], str], score: float, rows: Records,
     (found,) = result.runs
     assert (found.arm, found.seed, found.score) == ("team", SEED, pytest.approx(score))
     assert (found.tokens, found.episodes) == (1000, 64)
-    assert list(result.missing) == ["single_samples", "single_tokens", "frozen_partner", "shared_policy"]
+    assert list(result.missing) == [*SINGLE_ARMS, "frozen_partner_first", "frozen_partner_second", "shared_policy"]
 
 
 def test_arm_is_added_to_the_result(rows: Records, tmp_path: Path) -> None:
@@ -112,6 +113,11 @@ MISTAKES: list[tuple[str, Callable[[Records], Any], list[str]]] = [
         "training",
         lambda records: records.append({"seed": 3, "training": {"tokens": 1.5}}),
         [":257: training={'tokens': 1.5} has a value that is no whole number"],
+    ),
+    (
+        "training alone",
+        lambda records: records.append({"seed": 4, "training": {"tokens": 1}}),
+        [":257: has the training of seed 4, which has no responses"],
     ),
     (
         "two mistakes",
@@ -224,8 +230,12 @@ def test_incomplete_strategy_is_refused(edit: Callable[[dict[str, Any]], Any], w
         ("run", ["copy_1", "page=x"], "page=x is not a key of ippo-bench run"),
         ("prompts", ["copy_1"], "to= is missing in ippo-bench prompts; add to=rows.jsonl"),
         ("prompts", ["copy_1", "to=x", "split=test"], "split=test is not known; use held_out"),
-        ("prompts", ["copy_1", "to=x", "arm=other_seeds"], "arm=other_seeds is no arm of responses"),
-        ("prompts", ["signalling", "to=x", "arm=single_samples"], "has no task for a single agent in signalling"),
+        ("prompts", ["copy_1", "to=x", "arm=frozen_partner"], "(closest: frozen_partner_first"),
+        (
+            "prompts",
+            ["signalling", "to=x", "arm=single_samples"],
+            "arm=single_samples is no arm of responses to signalling",
+        ),
         ("import", ["task=copy_1", "entry=x"], "is not one file of responses"),
         ("import", ["answers.jsonl", "task=copy_1"], "entry= is missing in ippo-bench import; add entry=NAME"),
         ("table", [], "names no result"),

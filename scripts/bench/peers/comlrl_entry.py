@@ -69,10 +69,11 @@ def save_model(folder: str, tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def reward(prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[float]:
+def reward(first: Sequence[str], second: Sequence[str], *, batch_items: Sequence[dict[str, Any]]) -> list[float]:
     """Return the reward of `copy_1`: the fraction of right letters of both, 0 if one of the answers is invalid."""
-    found = []
-    for word, one, other in zip(prompts, first, second, strict=True):
+    (item,) = batch_items
+    word, found = item["prompt"], []
+    for one, other in zip(first, second, strict=True):
         following = "".join(LETTERS[(LETTERS.index(letter) + 1) % len(LETTERS)] for letter in word)
         valid = len(one) == len(other) == LENGTH
         right = [mine == wanted for mine, wanted in zip(one + other, word + following, strict=False)]
@@ -91,6 +92,7 @@ def train(words: Sequence[str], folder: str, tokenizer: PreTrainedTokenizerFast,
     args = IACConfig(
         num_agents=len(AGENTS),
         num_turns=1,
+        num_generations=1,
         num_train_epochs=1,
         agent_learning_rate=rate,
         critic_learning_rate=rate,

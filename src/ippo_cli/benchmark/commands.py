@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ippo_cli.benchmark.replay import load_rows
 from ippo_cli.benchmark.responses import score_file, write_rows
 from ippo_cli.benchmark.result import SCHEMA, Result, read_result, write_result
 from ippo_cli.benchmark.run import list_seeds, run_entry
@@ -20,7 +21,7 @@ from ippo_cli.benchmark.version import task_version
 from ippo_cli.config.commands import last_value
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.text import closest_hint, format_count, format_table
-from ippo_cli.controls.arms import FROZEN, NO_MESSAGES, OTHER_SEEDS, SHARED_POLICY, SINGLE_ARMS, TEAM
+from ippo_cli.controls.arms import FROZEN, NO_MESSAGES, SHARED_POLICY, SINGLE_ARMS, TEAM
 from ippo_cli.controls.settings import Differences
 from ippo_cli.runs.folder import display_path
 from ippo_cli.runs.output import print_text
@@ -72,7 +73,7 @@ def export_rows(own: Mapping[str, str], rest: Sequence[str], _: Sequence[str]) -
         raise ConfigError(f"split={split}", "is not known", "use held_out, which is scored, or train")
     file = Path(_require("prompts", own, "to", "to=rows.jsonl"))
     seeds = list_seeds({**own, **({} if seed is None else {"seed": seed})})
-    count = write_rows(name, _check_arm(own), seeds, file, is_train=split == "train")
+    count = write_rows(name, _check_arm(own, name), seeds, file, is_train=split == "train")
     task = BENCHMARK_TASKS[name]
     unit = "information set" if task.game else "row"
     print_text(f"{name} {task_version(name)}: {format_count(count, unit)} -> {display_path(file)}")
@@ -97,7 +98,7 @@ def import_responses(own: Mapping[str, str], rest: Sequence[str], _: Sequence[st
     typed = [text for text in rest if text not in names and not text.startswith("task=")]
     _check_keys("import", own, typed, ("entry", "trainer", "arm", "to"))
     name = _check_task(last_value(rest, "task") or "", "task=")
-    entry, arm = _require("import", own, "entry", "entry=NAME"), _check_arm(own)
+    entry, arm = _require("import", own, "entry", "entry=NAME"), _check_arm(own, name)
     file = Path(own.get("to", f"{name}-{entry}.json"))
     task = BENCHMARK_TASKS[name]
     known = read_result(file) if file.is_file() else None
@@ -132,10 +133,11 @@ def import_responses(own: Mapping[str, str], rest: Sequence[str], _: Sequence[st
 
 
 def _expected_arms(name: str) -> list[str]:
-    """Return the control arms that other trainers can have on a task."""
-    task = BENCHMARK_TASKS[name]
-    single = SINGLE_ARMS if task.single else ()
-    return [*single, f"{FROZEN.rstrip('_')}", SHARED_POLICY]
+    """Return the control arms that other trainers can have on a task; only conversations can have no messages."""
+    config = load_rows(name, TEAM, 0).config
+    single = SINGLE_ARMS if BENCHMARK_TASKS[name].single else ()
+    messages = (NO_MESSAGES,) if config.task.is_conversation else ()
+    return [*single, *(f"{FROZEN}{agent}" for agent in config.task.agents), SHARED_POLICY, *messages]
 
 
 def print_results(own: Mapping[str, str], rest: Sequence[str], _: Sequence[str]) -> None:
@@ -174,15 +176,12 @@ def _check_task(name: str, where: str) -> str:
     return name
 
 
-def _check_arm(own: Mapping[str, str]) -> str:
+def _check_arm(own: Mapping[str, str], name: str) -> str:
     """Return the typed arm, the team without one. Raises `ConfigError` for an arm that other trainers cannot have."""
     arm = own.get("arm", TEAM)
-    known = (TEAM, *SINGLE_ARMS, SHARED_POLICY, NO_MESSAGES)
-    if arm == OTHER_SEEDS or (arm not in known and not arm.startswith(FROZEN.rstrip("_"))):
-        names = " ".join((*known, f"{FROZEN}AGENT"))
-        raise ConfigError(
-            f"arm={arm}", f"is no arm of responses{closest_hint(arm, list(known))}", f"use one of {names}"
-        )
+    if arm != TEAM and arm not in (known := _expected_arms(name)):
+        rule = f"is no arm of responses to {name}{closest_hint(arm, known)}"
+        raise ConfigError(f"arm={arm}", rule, f"use one of {' '.join((TEAM, *known))}")
     return arm
 
 

@@ -12,9 +12,8 @@ import torch
 from ippo_cli.benchmark.tasks import BENCHMARK_TASKS
 from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.configured import load_training_config
-from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
-from ippo_cli.controls.arms import NO_MESSAGES, OTHER_SEEDS, SINGLE_ARMS, overrides_without_messages, replace_keys
+from ippo_cli.controls.arms import NO_MESSAGES, SINGLE_ARMS, overrides_without_messages, replace_keys
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import RewardContext, close_reward, prepare_reward
 from ippo_cli.rollout.episode_state import environment_seed
@@ -46,17 +45,13 @@ class RowSet:
 
 
 def list_arm_overrides(name: str, arm: str) -> list[str]:
-    """Return the overrides of the task of an arm. Raises `ConfigError` for an arm without responses."""
+    """Return the overrides of the task of an arm, which the task has."""
     task = BENCHMARK_TASKS[name]
     if arm in SINGLE_ARMS:
-        if not task.single:
-            raise ConfigError(f"arm={arm}", f"has no task for a single agent in {name}", "leave this arm out")
         return replace_keys(task.overrides, task.single)
     if arm == NO_MESSAGES:
         config = load_training_config(normalize_arguments(list(task.overrides)))
         return replace_keys(task.overrides, overrides_without_messages(config))
-    if arm == OTHER_SEEDS:
-        raise ConfigError(f"arm={arm}", "has agents of two runs in one episode", "leave this arm out")
     return list(task.overrides)
 
 

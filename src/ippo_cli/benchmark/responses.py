@@ -64,7 +64,7 @@ class _Lines:
 
     responses: dict[int, dict[int, tuple[int, Responses]]] = field(default_factory=lambda: defaultdict(dict))
     strategies: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    training: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    training: dict[int, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
     mistakes: list[tuple[int, str]] = field(default_factory=list)  # with their line
 
     def note(self, line: int, mistake: str) -> None:
@@ -94,6 +94,9 @@ def score_file(file: Path, name: str, arm: str) -> list[ArmRun]:
             scores |= _score_seed(name, arm, seed, own, lines)
         for seed, (line, _) in lines.strategies.items():
             lines.note(line, f"has a strategy of seed {seed}; {name} needs responses: {EXAMPLE}")
+    for seed, (line, _) in lines.training.items():
+        if seed not in lines.responses and seed not in lines.strategies:
+            lines.note(line, f"has the training of seed {seed}, which has no responses; remove the line")
     if not (lines.responses or lines.strategies or lines.mistakes):
         lines.note(1, f"has no {'strategy' if BENCHMARK_TASKS[name].game else 'response'}; ippo-bench prompts {name}")
     _raise_mistakes(file, lines.mistakes)
@@ -102,8 +105,8 @@ def score_file(file: Path, name: str, arm: str) -> list[ArmRun]:
             arm=arm,
             seed=seed,
             score=scores[seed],
-            tokens=lines.training.get(seed, {}).get("tokens"),
-            episodes=lines.training.get(seed, {}).get("episodes"),
+            tokens=lines.training.get(seed, (0, {}))[1].get("tokens"),
+            episodes=lines.training.get(seed, (0, {}))[1].get("episodes"),
             error=None,
         )
         for seed in sorted(scores)
@@ -168,7 +171,7 @@ def _read_training(found: _Lines, line: int, seed: int, record: Mapping[str, Any
     elif not all(map(_is_count, training.values())):
         found.note(line, f"training={training} has a value that is no whole number; leave unknown ones out")
     else:
-        found.training[seed] = training
+        found.training[seed] = line, training
 
 
 def _read_responses(found: _Lines, line: int, seed: int, record: Mapping[str, Any]) -> None:
