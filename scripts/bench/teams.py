@@ -142,7 +142,7 @@ def _normalised(result: Outcome) -> Run:
         algorithm=result.variant,
         seed=result.seed,
         score=result.last,
-        curve=[bounds.normalised(point.score) for point in points],
+        curve=[bounds.normalise(point.score) for point in points],
         seconds=result.cpu_seconds or None,
     )
 

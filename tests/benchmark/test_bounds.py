@@ -111,8 +111,8 @@ def test_one_walker_that_learns() -> None:
 def test_sources_and_scale_of_bounds() -> None:
     bounds = Bounds(0.25, 0.75, sources={"best": "limit"})
     assert [bounds.source(name) for name in ("random", "single", "best")] == ["exact", "unknown", "limit"]
-    assert bounds.normalised(0.5) == 0.5
-    assert Bounds(None, 1.0).normalised(0.5) is None
+    assert bounds.normalise(0.5) == 0.5
+    assert Bounds(None, 1.0).normalise(0.5) is None
 
 
 def test_single_agent_has_the_score_of_both() -> None:

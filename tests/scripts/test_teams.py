@@ -222,7 +222,7 @@ def test_bounds_are_ordered_and_normalise_to_0_and_1() -> None:
     for name, task in TASKS.items():
         bounds = task.bounds()
         assert bounds.random < bounds.best, name
-        assert [bounds.normalised(score) for score in (bounds.random, bounds.best)] == [0.0, 1.0]
+        assert [bounds.normalise(score) for score in (bounds.random, bounds.best)] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

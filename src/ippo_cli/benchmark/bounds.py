@@ -9,7 +9,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from ippo_cli.benchmark.environments import CELLS, DUEL, MOVES, Payoffs, meeting, walked
+from ippo_cli.benchmark.environments import CELLS, DUEL, MOVES, Payoffs, meeting, move_cells
 from ippo_cli.benchmark.turn_games import AGENTS, Caller, Kuhn
 from ippo_cli.formulas.game_tree import Leaf, Node, Tree, best_response, expected_payoffs, nash_conv
 
@@ -29,7 +29,7 @@ class Bounds:
         """Return where a score comes from: exact, measured, limit (no score is better), or unknown."""
         return UNKNOWN if getattr(self, name) is None else self.sources.get(name, EXACT)
 
-    def normalised(self, score: float) -> float | None:
+    def normalise(self, score: float) -> float | None:
         """Return a score on a scale where random play is 0 and optimal play is 1; None if one of them is unknown."""
         if self.random is None or self.best is None:
             return None
@@ -74,7 +74,8 @@ def meet_bounds(turns: int, *, at_end: bool) -> Bounds:
             )
             transitions[turn * len(cells) + place] = {
                 action: [
-                    (1 / len(pairs), *_meet_outcome(walked(cells[place], *pair), turn, turns, at_end)) for pair in pairs
+                    (1 / len(pairs), *_meet_outcome(move_cells(cells[place], *pair), turn, turns, at_end))
+                    for pair in pairs
                 ]
                 for action, pairs in moves.items()
             }
@@ -132,9 +133,9 @@ def game_tree(environment: Any, strategy: Probabilities) -> Node:
     return Node(player=None, probabilities=[*outcomes.values()], children=children)
 
 
-def _subtree(environment: Any, seed: int, taken: Sequence[str], strategy: Probabilities) -> Tree:
+def _subtree(environment: Any, seed: int, actions: Sequence[str], strategy: Probabilities) -> Tree:
     observations, rewards = environment.reset(seed)
-    for action in taken:
+    for action in actions:
         observations, rewards, *_ = environment.step(dict.fromkeys(observations, action))
     if not observations:
         return Leaf(tuple(rewards[name] for name in AGENTS))
@@ -144,7 +145,7 @@ def _subtree(environment: Any, seed: int, taken: Sequence[str], strategy: Probab
         player=AGENTS.index(name),
         information=observation,
         probabilities=strategy(name, observation, legal),
-        children=[_subtree(environment, seed, [*taken, action], strategy) for action in legal],
+        children=[_subtree(environment, seed, [*actions, action], strategy) for action in legal],
     )
 
 

@@ -106,7 +106,7 @@ def import_responses(own: Mapping[str, str], rest: Sequence[str], _: Sequence[st
         rule = f"is the result of {known.entry} on {known.task}"
         raise ConfigError(f"to={display_path(file)}", rule, "use another file: to=FILE")
     runs = score_file(Path(names[0]), name, arm)
-    kept = [] if known is None else [run for run in known.runs if run.arm != arm]
+    others = [] if known is None else [run for run in known.runs if run.arm != arm]
     arms = list(dict.fromkeys([*(known.arms if known else ()), *({arm} - {TEAM})]))
     result = Result(
         schema=SCHEMA,
@@ -121,7 +121,7 @@ def import_responses(own: Mapping[str, str], rest: Sequence[str], _: Sequence[st
         range=list(task.score_range),
         arms=arms,
         missing={one: "no responses were imported" for one in _expected_arms(name) if one not in arms},
-        runs=[*kept, *runs],
+        runs=[*others, *runs],
         cross_play=[],
     )
     write_result(result, file)

@@ -157,12 +157,12 @@ class Meet(Simultaneous):
         return {name: [*MOVES] for name in AGENTS}
 
     def play(self, first: str, second: str, illegal: Set[str]) -> tuple[float, float]:
-        self.cells = list(walked(tuple(self.cells), first, second))
+        self.cells = list(move_cells(tuple(self.cells), first, second))
         earned = 0.0 if illegal else meeting(self.cells, self.turn, self.turns, self.at_end)
         return earned, earned
 
 
-def walked(cells: Sequence[int], first: str, second: str) -> tuple[int, int]:
+def move_cells(cells: Sequence[int], first: str, second: str) -> tuple[int, int]:
     """Return both cells after these moves."""
     one, other = cells
     return (one + MOVES[first]) % CELLS, (other + MOVES[second]) % CELLS
@@ -194,10 +194,10 @@ class Matrix(Simultaneous):
     def play(self, first: str, second: str, illegal: Set[str]) -> tuple[float, float]:
         self.last = first + second
         if illegal:
-            return self.forfeited(illegal)
+            return self.forfeit_rewards(illegal)
         return tuple(part / self.turns for part in self.payoffs[self.last])  # type: ignore[return-value]
 
-    def forfeited(self, illegal: Set[str]) -> tuple[float, float]:
+    def forfeit_rewards(self, illegal: Set[str]) -> tuple[float, float]:
         """Return both rewards of a turn in which these agents answered with invalid actions."""
         worst = min(min(pair) for pair in self.payoffs.values())
         if all(sum(pair) == 0 for pair in self.payoffs.values()):  # zero sum: the other agent wins the penalty
@@ -207,9 +207,9 @@ class Matrix(Simultaneous):
 
     def parts(self, first: str, second: str) -> dict[str, float]:
         """Return 1 for each action of the last turn, 0 for other actions."""
-        taken = dict(zip(AGENTS, (first, second), strict=True))
+        played = dict(zip(AGENTS, (first, second), strict=True))
         return {
-            f"{name}_{option}": float(taken[name] == option)
+            f"{name}_{option}": float(played[name] == option)
             for name, options in zip(AGENTS, self.options, strict=True)
             for option in options
         }

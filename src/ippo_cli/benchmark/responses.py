@@ -117,11 +117,11 @@ def _raise_mistakes(file: Path, mistakes: Sequence[tuple[int, str]]) -> None:
     if not mistakes:
         return
     name = display_path(file)
-    shown = [f"{name}:{line}: {text}" for line, text in sorted(mistakes)[:MAX_SHOWN]]
-    more = len(mistakes) - len(shown)
+    lines = [f"{name}:{line}: {text}" for line, text in sorted(mistakes)[:MAX_SHOWN]]
+    more = len(mistakes) - len(lines)
     if len(mistakes) == 1:
-        raise PreflightError(shown[0])
-    raise PreflightError("\n  ".join([f"{len(mistakes)} mistakes", *shown, *([f"and {more} more"] if more else [])]))
+        raise PreflightError(lines[0])
+    raise PreflightError("\n  ".join([f"{len(mistakes)} mistakes", *lines, *([f"and {more} more"] if more else [])]))
 
 
 def _read_lines(file: Path, name: str) -> _Lines:

@@ -83,8 +83,10 @@ def list_entry_overrides(task: BenchmarkTask, typed: Sequence[str]) -> list[str]
     )
     metric = [] if task.metric == SCORE else [f"task.primary_metric={task.metric}"]
     baseline = [*EVERY_RUN, *list_settings(task, INDEPENDENT_PPO, scale), *metric]
-    kept = [text for text in baseline if text in task.overrides or not override_key(text).startswith(groups or ("\0",))]
-    return replace_keys(kept, typed)
+    defaults = [
+        text for text in baseline if text in task.overrides or not override_key(text).startswith(groups or ("\0",))
+    ]
+    return replace_keys(defaults, typed)
 
 
 def list_control_settings(task: BenchmarkTask, own: Mapping[str, str]) -> list[str]:

@@ -43,25 +43,31 @@ def find_strategy_mistakes(name: str, strategy: Any) -> Iterator[str]:
     for agent in strategy.keys() - sets.keys():
         yield f"strategy.{agent} is no agent; use {' '.join(sets)}"
     for agent, own in sets.items():
-        given = strategy.get(agent)
-        if not isinstance(given, Mapping):
+        probabilities = strategy.get(agent)
+        if not isinstance(probabilities, Mapping):
             yield f"strategy.{agent} is missing; it needs {' '.join(own)}"
             continue
-        for information in sorted(given.keys() - own.keys()):
+        for information in sorted(probabilities.keys() - own.keys()):
             yield f"strategy.{agent}.{information} is no information set of {agent}; use {' '.join(own)}"
         for information, legal in own.items():
-            yield from _find_wrong_probabilities(f"strategy.{agent}.{information}", given.get(information), legal)
+            yield from _find_wrong_probabilities(
+                f"strategy.{agent}.{information}", probabilities.get(information), legal
+            )
 
 
-def _find_wrong_probabilities(place: str, given: Any, legal: Sequence[str]) -> Iterator[str]:
-    if not isinstance(given, Mapping):
+def _find_wrong_probabilities(place: str, probabilities: Any, legal: Sequence[str]) -> Iterator[str]:
+    if not isinstance(probabilities, Mapping):
         yield f"{place} is missing; give the probability of {' and '.join(legal)}"
-    elif given.keys() != set(legal):
-        yield f"{place} has the actions {' '.join(map(str, given)) or 'none'}; give those of {' and '.join(legal)}"
-    elif not all(isinstance(value, int | float) and not isinstance(value, bool) for value in given.values()):
+    elif probabilities.keys() != set(legal):
+        names = " ".join(map(str, probabilities)) or "none"
+        yield f"{place} has the actions {names}; give those of {' and '.join(legal)}"
+    elif not all(isinstance(value, int | float) and not isinstance(value, bool) for value in probabilities.values()):
         yield f"{place} has a probability that is no number; write numbers"
-    elif not all(0 <= value <= 1 for value in given.values()) or abs(math.fsum(given.values()) - 1) > TOLERANCE:
-        yield f"{place} is no distribution ({dict(given)}); its probabilities are in [0, 1] and sum to 1"
+    elif (
+        not all(0 <= value <= 1 for value in probabilities.values())
+        or abs(math.fsum(probabilities.values()) - 1) > TOLERANCE
+    ):
+        yield f"{place} is no distribution ({dict(probabilities)}); its probabilities are in [0, 1] and sum to 1"
 
 
 def _make_game(name: str) -> Any:

@@ -75,7 +75,7 @@ class Unit:
 
     def scale_score(self, score: float) -> float:
         """Return a score on the scale."""
-        found = self.bounds.normalised(score)
+        found = self.bounds.normalise(score)
         return score if found is None else found
 
     def scale_difference(self, difference: float) -> float:

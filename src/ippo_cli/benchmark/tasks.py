@@ -59,17 +59,17 @@ class BenchmarkTask:
 
 def list_world_overrides(name: str, *arguments: str) -> tuple[str, ...]:
     """Return the overrides of an environment of the benchmark for two agents."""
-    given = [f"+task.environment_args.{argument}" for argument in arguments]
-    return "task=benchmark_pair", f"task.environment={ENVIRONMENTS}:{name}", *given
+    settings = [f"+task.environment_args.{argument}" for argument in arguments]
+    return "task=benchmark_pair", f"task.environment={ENVIRONMENTS}:{name}", *settings
 
 
 def list_single_overrides(name: str, *arguments: str, tokens: int) -> tuple[str, ...]:
     """Return the overrides with which one agent plays for both, with as many tokens as both."""
-    given = [f"+task.environment_args.{argument}" for argument in (f"game={name}", *arguments)]
+    settings = [f"+task.environment_args.{argument}" for argument in (f"game={name}", *arguments)]
     return (
         "task=benchmark_solo",
         f"task.environment={ENVIRONMENTS}:alone",
-        *given,
+        *settings,
         f"rollout.max_new_tokens={tokens}",
     )
 
@@ -85,13 +85,13 @@ def make_copy_task(
 ) -> BenchmarkTask:
     """Return a task in which one agent copies letters and the other one writes the letters after them."""
     letters = 2 * length if "together=true" in arguments else 1
-    given = (f"turns={turns}", f"length={length}", *arguments)
+    settings = (f"turns={turns}", f"length={length}", *arguments)
     return BenchmarkTask(
         about=about,
         kind=Kind.team,
         turns=str(turns),
-        overrides=(*list_world_overrides("copy", *given), f"rollout.max_new_tokens={length}"),
-        single=list_single_overrides("copy", *given, tokens=2 * length),
+        overrides=(*list_world_overrides("copy", *settings), f"rollout.max_new_tokens={length}"),
+        single=list_single_overrides("copy", *settings, tokens=2 * length),
         episodes=episodes,
         bounds=partial(copy_bounds, letters),
         metric="sampled/learnt" if "signs=true" in arguments else SCORE,  # without the random bonus
@@ -109,13 +109,13 @@ def copy_bounds(letters: int) -> Bounds:
 
 def make_meeting_task(*arguments: str, turns: int, episodes: int, rate: float = 1.0, about: str) -> BenchmarkTask:
     """Return a task in which two agents move on a ring."""
-    given = (f"turns={turns}", *arguments)
+    settings = (f"turns={turns}", *arguments)
     return BenchmarkTask(
         about=about,
         kind=Kind.team,
         turns=str(turns),
-        overrides=(*list_world_overrides("meet", *given), *SEES_ALL),
-        single=list_single_overrides("meet", *given, tokens=2),
+        overrides=(*list_world_overrides("meet", *settings), *SEES_ALL),
+        single=list_single_overrides("meet", *settings, tokens=2),
         episodes=episodes,
         bounds=partial(meet_bounds, turns, at_end="at_end=true" in arguments),
         rate=rate,

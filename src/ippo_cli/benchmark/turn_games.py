@@ -118,7 +118,7 @@ class Caller:
 
     def reset(self, seed: int) -> tuple[dict[str, str], dict[str, float]]:
         self.letter, self.is_known = LETTERS[seed % len(LETTERS)], bool(seed // len(LETTERS) % 2)
-        self.asked, self.answer = False, ""
+        self.is_question, self.answer = False, ""
         return self.observations(), {}
 
     def step(self, actions: Mapping[str, str]) -> tuple[dict[str, str], dict[str, float], bool, bool, dict[str, float]]:
@@ -127,12 +127,12 @@ class Caller:
         if text not in legal:
             return {}, self.paid(-self.cost), True, False, {}
         if text == ASK:
-            self.asked = True
+            self.is_question = True
         elif name == "second":
             self.answer = text
         else:
-            earned = float(text == self.letter) - self.cost * self.asked
-            return {}, self.paid(earned), True, False, {"asked": float(self.asked)}
+            earned = float(text == self.letter) - self.cost * self.is_question
+            return {}, self.paid(earned), True, False, {"asked": float(self.is_question)}
         return self.observations(), {}, False, False, {}
 
     def paid(self, earned: float) -> dict[str, float]:
@@ -140,12 +140,12 @@ class Caller:
         return {"first": earned, "second": earned}
 
     def observations(self) -> dict[str, str]:
-        if self.asked and not self.answer:
+        if self.is_question and not self.answer:
             return {"second": self.letter}
         return {"first": (self.letter if self.is_known else ASK) + self.answer}
 
     def actions(self) -> Mapping[str, Sequence[str]]:
-        if self.asked:
+        if self.is_question:
             return {"first" if self.answer else "second": [*LETTERS]}
         return {"first": [*LETTERS, ASK]}
 
