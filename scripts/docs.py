@@ -76,6 +76,7 @@ Examples
   ippo-eval run=outputs/default/RUN                 score a checkpoint on held-out data
   ippo-sweep outputs/default/SWEEP                  one table and one picture for a sweep
   ippo-controls task=signalling                     a team beside its control arms: was it the team?
+  ippo-bench list                                   a benchmark that other trainers can enter too
   ippo-runs                                         list runs; ippo-runs compare RUN RUN
   ippo-doctor outputs/default/RUN                   why a run does not learn, or this machine
   ippo-verify outputs/default/RUN                   compare with hashes, execute iterations again
@@ -714,6 +715,7 @@ CORRIDOR = (
     "evaluation",
     "sweeps",
     "controls",
+    "benchmark",
     "pilot",
     "user_code",
     "processes",

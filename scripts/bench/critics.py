@@ -79,8 +79,8 @@ TINY = (
 )
 COPY = (
     *TINY,
-    "task=scripts/bench/pair.yaml",
-    "task.environment=scripts/bench/team_worlds.py:copy",
+    "task=benchmark_pair",
+    "task.environment=ippo_cli.benchmark.environments:copy",
     "+task.environment_args.turns=1",
     "+task.environment_args.length=2",
     "rollout.max_new_tokens=2",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from team_games import SEES_ALL, world
+from ippo_cli.benchmark.tasks import SEES_ALL, list_world_overrides
 
 ITERATIONS = 44
 EVERY = 4  # iterations between evaluations
@@ -90,7 +90,7 @@ TASKS: Mapping[str, Task] = {
     "copy_alone": Task(
         family="copy_alone",
         overrides=(
-            "task=scripts/bench/alone.yaml",
+            "task=benchmark_solo",
             "+task.environment_args.length=1",
             "rollout.max_new_tokens=2",
             *PLAYED,
@@ -106,7 +106,7 @@ TASKS: Mapping[str, Task] = {
     "compare": written("compare", 3),
     "convention": Task(
         family="matrix",
-        overrides=(*world("convention", "turns=1"), *SEES_ALL, *PLAYED),
+        overrides=(*list_world_overrides("convention", "turns=1"), *SEES_ALL, *PLAYED),
         acts_jointly=True,
     ),
     "sorting_solo": Task(
@@ -129,7 +129,7 @@ TASKS: Mapping[str, Task] = {
     "count": written("count", 2),
     "stag_hunt": Task(
         family="matrix",
-        overrides=(*world("stag_hunt", "turns=1"), *SEES_ALL, *PLAYED),
+        overrides=(*list_world_overrides("stag_hunt", "turns=1"), *SEES_ALL, *PLAYED),
         acts_jointly=True,
     ),
 }

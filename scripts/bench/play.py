@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import gymnasium
+
+from ippo_cli.benchmark.bounds import action_values, backward_induction
 
 CARDS = Counter([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10])  # drawn from an endless deck; 1 is an ace
 CARD_ODDS = {card: count / 13 for card, count in CARDS.items()}
@@ -46,28 +48,6 @@ def tabular_returns(env: gymnasium.Env, turns: int) -> Returns:
         random=sum(odds * uniform[state] for state, odds in begins.items()),
         optimal=sum(odds * optimal[state] for state, odds in begins.items()),
     )
-
-
-def backward_induction(
-    transitions: Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]],
-    turns: int,
-    choose: Callable[[Sequence[float]], float],
-) -> dict[int, float]:
-    """Return each state's value with `turns` turns left; `choose` maps the values of actions to the state's value."""
-    values = dict.fromkeys(transitions, 0.0)
-    for _ in range(turns):
-        values = {state: choose(action_values(actions, values)) for state, actions in transitions.items()}
-    return values
-
-
-def action_values(
-    actions: Mapping[int, Sequence[tuple[float, int, float, bool]]], values: Mapping[int, float]
-) -> list[float]:
-    """Return the value of each action of a state, given the values of next states."""
-    return [
-        sum(odds * (reward + (0.0 if ended else values[int(state)])) for odds, state, reward, ended in outcomes)
-        for outcomes in actions.values()
-    ]
 
 
 def best_action(actions: Mapping[int, Sequence[tuple[float, int, float, bool]]], values: Mapping[int, float]) -> int:

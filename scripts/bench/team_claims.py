@@ -16,7 +16,9 @@ from typing import Any, Literal
 
 from learning import Outcome
 from omegaconf import OmegaConf
-from team_games import ALGORITHMS, MINI_BATCH, ROLE_BUFFER, SHORT_WARM_START, Algorithm, Bounds
+from team_games import ALGORITHMS, MINI_BATCH, ROLE_BUFFER, Algorithm, Bounds
+
+from ippo_cli.benchmark.tasks import SHORT_WARM_START
 
 Values = dict[str, float]
 
@@ -59,7 +61,7 @@ class Table:
 
 def measure_score(training: Training) -> Values:
     """Return the normalised score after training."""
-    return {"score": training.bounds.normalised(training.outcome.last)}
+    return {"score": training.bounds.normalise(training.outcome.last)}
 
 
 def measure_curve(training: Training) -> Values:
@@ -71,7 +73,7 @@ def measure_curve(training: Training) -> Values:
         (after.samples - before.samples) * (before.score + after.score) / 2 for before, after in pairwise(points)
     )
     mean = area / (points[-1].samples - points[0].samples)
-    return measure_score(training) | {"score_over_training": training.bounds.normalised(mean)}
+    return measure_score(training) | {"score_over_training": training.bounds.normalise(mean)}
 
 
 def measure_cross_play(training: Training) -> Values:
@@ -79,8 +81,8 @@ def measure_cross_play(training: Training) -> Values:
     other = training.train_other_seed()
     record = evaluate([training.folder, other.folder], "crossplay-*/crossplay.json", "crossplay=true")
     tables = record["tables"]
-    crossed = training.bounds.normalised(fmean(table["cross_play"] for table in tables))
-    own = training.bounds.normalised(fmean(table["scores"][0][0] for table in tables))  # of this seed's run alone
+    crossed = training.bounds.normalise(fmean(table["cross_play"] for table in tables))
+    own = training.bounds.normalise(fmean(table["scores"][0][0] for table in tables))  # of this seed's run alone
     return {"self_play": own, "cross_play": crossed, "gap": own - crossed}
 
 
@@ -142,7 +144,7 @@ def measure_roles(training: Training) -> Values:
         "weight": "first/policy/role_weight",
     }
     numbers = {name: [row[key] for row in metrics if row.get(key) is not None] for name, key in columns.items()}
-    scores = {name: training.bounds.normalised(last[f"eval/sampled/{name}/score"]) for name in ("first", "second")}
+    scores = {name: training.bounds.normalise(last[f"eval/sampled/{name}/score"]) for name in ("first", "second")}
     means = {name: fmean(found) if found else float("nan") for name, found in numbers.items()}
     return scores | {"copied": last["eval/sampled/copied"]} | means
 
@@ -186,7 +188,7 @@ REINFORCE = Algorithm(
 )
 EQUAL_TOKENS = 56  # iterations of `copy_1`, which has 80: seven tenths
 SHORT = (f"actor.warm_start_steps={SHORT_WARM_START}",)
-COPY_ALONE = ("task=scripts/bench/alone.yaml", "rollout.max_new_tokens=4")
+COPY_ALONE = ("task=benchmark_solo", "rollout.max_new_tokens=4")
 ONE_LETTER_EACH = (  # few enough responses for exact credit
     "task.length=2",
     "task.alphabet=abcdefgh",

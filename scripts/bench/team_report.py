@@ -9,7 +9,7 @@ from statistics import fmean
 
 import numpy as np
 from reliable import Scores, bootstrap, interquartile_mean, probability_of_improvement, welch_interval
-from team_games import ALGORITHMS, TASKS, Kind
+from team_games import ABOUT_CRITICS, ALGORITHMS, TASKS, Kind
 
 REFERENCE = "ippo_clipped"
 SOLVED = 0.9  # normalized score of a solved task
@@ -100,7 +100,7 @@ def compared(runs: Sequence[Run], kinds: Sequence[Kind]) -> tuple[list[str], lis
     seen = [name for name in ALGORITHMS if any(run.algorithm == name for run in runs)]
     others = [name for name in seen if name != REFERENCE] or [REFERENCE]
     possible = [name for name in TASKS if not any(name in ALGORITHMS[one].cannot for one in seen)]
-    possible = [name for name in possible if TASKS[name].kind in kinds and not TASKS[name].about_critics]
+    possible = [name for name in possible if TASKS[name].kind in kinds and name not in ABOUT_CRITICS]
     tasks = [name for name in possible if any(common_seeds(runs, (REFERENCE, one), [name]) for one in others)]
     whole = [name for name in seen if tasks and common_seeds(runs, [name], tasks)]
     return tasks, whole, [name for name in seen if name not in whole]

@@ -34,9 +34,9 @@ from learning import write_between
 from record import common_settings, recorded_settings
 from reliable import t_interval
 from team_claims import AGENT_NAMES, TABLES, Training, Values, Variant, run_module
-from team_games import ENUMERATED_TASKS, ROLE_TASKS, TASKS, WARM_START
-from teams import settings
+from team_games import ENUMERATED_TASKS, ROLE_TASKS, SCALES, TASKS, WARM_START, find_score
 
+from ippo_cli.benchmark.baseline import list_settings
 from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
@@ -190,7 +190,7 @@ class Trainer:
         with self._composing:
             config = load_config(normalize_arguments(overrides))
             check_config(config, 1)
-        score = GAMES[task].score
+        score = find_score(task)
         return Job(task=task, variant=name, seed=seed, overrides=tuple(overrides), config=config, score=score)
 
     def list_overrides(self, task: str, variant: Variant, seed: int) -> list[str]:
@@ -235,7 +235,7 @@ class Trainer:
     def _settings(self, task: str, variant: Variant, seed: int) -> Iterator[str]:
         # Initial agents are partners and baselines: they give valid answers.
         game = replace(GAMES[task], warm_start_steps=WARM_START)
-        own = list(settings(game, variant.algorithm, SCALE, quick=self._quick))
+        own = list(list_settings(game, variant.algorithm, SCALES[SCALE], quick=self._quick))
         if variant.task:
             own = [*variant.task, *(text for text in own if text not in game.overrides)]
         yield from own

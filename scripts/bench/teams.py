@@ -17,16 +17,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from algorithms import EVERY_RUN, ROOT, Job, run, with_common_arguments
 from hydra.errors import HydraException
 from learning import Outcome, write_between
 from record import Record, recorded_settings
-from team_games import ALGORITHMS, FROM_SCRATCH, QUICK, SCALES, TASKS, Algorithm, Task
+from team_games import ALGORITHMS, SCALES, TASKS, find_score
 from team_report import Run, tables
 
+from ippo_cli.benchmark.baseline import list_settings
 from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
@@ -104,45 +104,20 @@ def job(task: str, algorithm: str, seed: int, given: argparse.Namespace) -> Job:
     overrides = list_overrides(task, algorithm, seed, given)
     config = load_config(normalize_arguments(overrides))
     check_config(config, 1)
-    score = TASKS[task].score
+    score = find_score(task)
     return Job(task=task, variant=algorithm, seed=seed, overrides=tuple(overrides), config=config, score=score)
 
 
 def list_overrides(task: str, algorithm: str, seed: int, given: argparse.Namespace) -> list[str]:
     """Return the overrides of one training."""
     return [
-        *settings(TASKS[task], ALGORITHMS[algorithm], given.scale, quick=given.quick),
+        *list_settings(TASKS[task], ALGORITHMS[algorithm], SCALES[given.scale], quick=given.quick),
         *given.more,
         *EVERY_RUN,
         f"seed={seed}",
         f"name={task}-{algorithm}-{seed}",
         f"output_dir={given.output / 'runs'}",
     ]
-
-
-def settings(task: Task, algorithm: Algorithm, scale: str, *, quick: bool = False) -> Iterator[str]:
-    """Yield the overrides of a task and an algorithm: the same number of episodes for every buffer size."""
-    larger = SCALES[scale]
-    buffer = algorithm.buffer
-    iterations = task.episodes * larger.episodes // buffer
-    if larger.from_scratch:
-        yield from FROM_SCRATCH
-        # Teaches the format of answers, not their content.
-        yield from (f"actor.warm_start_steps={task.warm_start_steps}", "actor.warm_start_learning_rate=3e-3")
-    yield from (*larger.overrides, *task.overrides, *algorithm.overrides)
-    # Settings of presets that do not define the algorithm are made equal.
-    yield "algorithm.entropy_coef=0"
-    yield "evaluation.greedy=false"
-    rate = task.rate * algorithm.rate
-    yield f"actor.learning_rate={larger.actor_learning_rate * rate:g}"
-    if algorithm.critic:
-        yield f"critic.learning_rate={larger.critic_learning_rate * rate:g}"
-    yield f"rollout.buffer_size={buffer}"
-    if quick:
-        yield from QUICK
-    else:
-        yield f"num_iterations={iterations}"
-        yield f"evaluation.every={iterations // 5}"
 
 
 def _arguments() -> argparse.Namespace:
@@ -167,7 +142,7 @@ def _normalised(result: Outcome) -> Run:
         algorithm=result.variant,
         seed=result.seed,
         score=result.last,
-        curve=[bounds.normalised(point.score) for point in points],
+        curve=[bounds.normalise(point.score) for point in points],
         seconds=result.cpu_seconds or None,
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ippo_cli.cli import chat, controls, doctor, evaluate, export, report, runs, sweep_report, train, verify
+from ippo_cli.cli import bench, chat, controls, doctor, evaluate, export, report, runs, sweep_report, train, verify
 from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.compose import exits
 from ippo_cli.compose.exits import MAX_LINES, WIDTH
@@ -24,6 +24,7 @@ PROGRAMS = {
     "ippo-chat": chat.main,
 }
 PROGRAMS_WITHOUT_OVERRIDES = {
+    "ippo-bench": bench.main,
     "ippo-controls": controls.main,
     "ippo-doctor": doctor.main,
     "ippo-report": report.main,

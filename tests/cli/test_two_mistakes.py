@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.cli import chat, controls, doctor, evaluate, export, report, runs, sweep_report, train, verify
+from ippo_cli.cli import bench, chat, controls, doctor, evaluate, export, report, runs, sweep_report, train, verify
 from ippo_cli.compose import exits
 from ippo_cli.compose.load import compose_node, resolve_config, to_yaml
 
@@ -17,6 +17,7 @@ PROGRAMS = {
     "ippo-eval": evaluate.main,
     "ippo-export": export.main,
     "ippo-chat": chat.main,
+    "ippo-bench": bench.main,
     "ippo-controls": controls.main,
     "ippo-doctor": doctor.main,
     "ippo-report": report.main,
@@ -71,6 +72,7 @@ LINES = [
     ("ippo-runs sort=nmae nowhere", ["sort=name?", "nowhere is not a folder"]),
     ("ippo-runs algorithm.advantag=gae --json", ["--json", "json"]),
     ("ippo-runs clean older_than_day=7 confirm=yes", ["older_than_days", "confirm=yes"]),
+    ("ippo-bench run copy_1 task.train_size=4 name=x", ["task.train_size=4", "use entry=x"]),
     ("ippo-sweep nowhere too=x", ["nowhere", "too=x"]),
     ("ippo-report nowhere tilte=x", ["nowhere", "closest: title"]),
     ("ippo-report nowhere --pgn", ["nowhere", "closest: --png"]),

@@ -49,7 +49,7 @@ SKIPPED = (
     (r"^MLFLOW_TRACKING_URI", "needs an MLflow server"),
     (r"^lm_eval|^wandb sync|^TRACKIO_DIR", "is another program"),
     (r"jokes/bin", "needs pydantic-ai"),
-    (r"^for peer", "needs environments of other projects"),
+    (r"^for peer|comlrl_entry", "needs environments of other projects"),
     (r"failing_runs\.py", "takes half an hour"),
     (r"^ippo-train -m algorithm=ippo,ppo 'seed=range\(1,4\)'$", "trains the same jobs as a later command"),
     (r"^ippo-train -m sweep=ppo_population algorithm=ppo$", "trains the same jobs as a later command"),
@@ -87,6 +87,14 @@ OMITTED = {
 DATA = "task.train=train.jsonl task.eval=test.jsonl"  # for the hub datasets of tasks
 
 REPLACED: Mapping[str, Sequence[tuple[str, str]]] = {
+    "docs/benchmark.md": (
+        (
+            r"^ippo-bench run .*",
+            r"\g<0> num_iterations=1 evaluation.every=1 rollout.buffer_size=16 algorithm.mini_batch_size=16 "
+            "actor.hidden_size=16 actor.warm_start_steps=2 actor.warmup_iterations=0 seeds=1 "
+            "controls.arms=[shared_policy]",
+        ),
+    ),
     "docs/critics.md": ((r"outputs/critics/RUN", "$(ls -d outputs/critics/*)"),),
     "docs/doctor.md": (
         ("compare RUN RUN", "compare outputs/default/RUN outputs/b/RUN"),

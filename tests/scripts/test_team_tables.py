@@ -17,11 +17,12 @@ sys.path.insert(0, str(SCRIPT.parent))
 
 import team_claims  # noqa: E402
 import team_tables  # noqa: E402
-import team_worlds  # noqa: E402
 from algorithms import Job  # noqa: E402
 from learning import Outcome, Point  # noqa: E402
 from team_claims import TABLES, Training  # noqa: E402
 from team_games import Bounds  # noqa: E402
+
+from ippo_cli.benchmark import environments  # noqa: E402
 
 
 def make_training(table: str, variant: str, *points: tuple[int, float]) -> Training:
@@ -114,7 +115,7 @@ def test_gradients_are_counted_above_the_clip_limit(tmp_path: Path) -> None:
 
 
 def test_single_agent_plays_both_parts_of_copy() -> None:
-    team, alone = team_worlds.Copy(length=2), team_worlds.CopyAlone(length=2)
+    team, alone = environments.Copy(length=2), environments.copy_alone()
     observations, _ = team.reset(5)
     assert alone.reset(5)[0] == {"solo": observations["first"]}
     word = observations["first"]
@@ -273,7 +274,7 @@ def test_report_writes_claims_and_tables_into_the_page(tmp_path: Path, monkeypat
 
 
 def test_unequal_roles_act_and_are_rewarded_alone() -> None:
-    game = team_worlds.unequal_roles(turns=2)
+    game = environments.unequal_roles(turns=2)
     observed, _ = game.reset(3)
     assert set(observed) == set(game.actions()) == {"first"}
     observed, rewards, is_over, _, parts = game.step({"first": f" {observed['first']} "})

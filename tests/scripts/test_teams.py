@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "bench" / "teams.py"
 sys.path.insert(0, str(SCRIPT.parent))
 
-import team_worlds  # noqa: E402
+import team_boards  # noqa: E402
 import teams  # noqa: E402
 from hydra.errors import HydraException  # noqa: E402
 from play import best_square  # noqa: E402
@@ -28,19 +28,20 @@ from team_games import (  # noqa: E402
     ENUMERATED_TASKS,
     TASKS,
     Kind,
-    act_uniformly,
-    exploitability,
-    game_tree,
+    find_score,
     unexploited,
 )
 from team_report import Run, compared, tables  # noqa: E402
 
+from ippo_cli.benchmark import environments  # noqa: E402
+from ippo_cli.benchmark.bounds import act_uniformly, exploitability, game_tree  # noqa: E402
+from ippo_cli.benchmark.turn_games import AGENTS, LETTERS, Kuhn  # noqa: E402
 from ippo_cli.config.errors import ConfigError  # noqa: E402
 from ippo_cli.formulas.game_tree import expected_payoffs, nash_conv  # noqa: E402
 
 EPISODES = 800
 Player = Callable[[str, str, list[str]], str]  # (agent name, observation, legal actions) -> action
-FOLLOWING = dict(zip(team_worlds.LETTERS, team_worlds.LETTERS[1:] + team_worlds.LETTERS[0], strict=True))
+FOLLOWING = dict(zip(LETTERS, LETTERS[1:] + LETTERS[0], strict=True))
 LATER = {"mappo", "ippo_centralized", "comlrl_cc", "happo", "shared_base"}
 
 
@@ -53,7 +54,7 @@ def make_environment(task: str) -> Any:
     texts = [text.partition("=") for text in (TASKS | ENUMERATED_TASKS)[task].overrides]
     arguments = {key.rpartition(".")[2]: json.loads(value) for key, _, value in texts if "_args." in key}
     (name,) = (value.rpartition(":")[2] for key, _, value in texts if key == "task.environment")
-    return getattr(team_worlds, name)(**arguments)
+    return getattr(team_boards if hasattr(team_boards, name) else environments, name)(**arguments)
 
 
 def mean_score(environment: Any, player: Player) -> tuple[float, float]:
@@ -61,7 +62,7 @@ def mean_score(environment: Any, player: Player) -> tuple[float, float]:
     totals = []
     for seed in range(EPISODES):
         observations, _ = environment.reset(seed)
-        paid = dict.fromkeys(team_worlds.AGENTS, 0.0)
+        paid = dict.fromkeys(AGENTS, 0.0)
         over = False
         while not over:
             legal = environment.actions()
@@ -89,7 +90,7 @@ def copy_action(name: str, observation: str, legal: list[str]) -> str:
 def meet_action(name: str, observation: str, legal: list[str]) -> str:
     """The second walker moves one step, the first one the rest."""
     position, goal = int(observation[1]), int(observation[2])
-    ahead = (goal - position) % team_worlds.CELLS
+    ahead = (goal - position) % environments.CELLS
     if name == "second":
         return "s" if ahead == 0 else "r" if ahead <= 2 else "l"
     return "r" if ahead == 2 else "l" if ahead == 3 else "s"
@@ -172,7 +173,7 @@ def test_signs_change_rewards_but_not_scores() -> None:
                 {name: answer or copy_action(name, observations[name], []) for name in observations}
             )
             assert rewards["first"] == rewards["second"]
-            assert TASKS["copy_1_signs"].score({f"sampled/{key}": value for key, value in numbers.items()}) == score
+            assert find_score("copy_1_signs")({f"sampled/{key}": value for key, value in numbers.items()}) == score
             paid[signs, score] = rewards["first"]
     assert paid == {
         (first + second, score): score + (0.5 if first == "+" else -0.5) + (0.5 if second == "+" else -0.5)
@@ -201,9 +202,9 @@ def test_exploitability_of_poker() -> None:
     assert ENUMERATED_TASKS["kuhn"].bounds().random == pytest.approx(-11 / 12)
     bets = {"K": 0.6, "Q": 0.0, "J": 0.2, "Kpb": 1.0, "Qpb": 0.2 + 1 / 3, "Jpb": 0.0}
     bets |= {"Kp": 1.0, "Qp": 0.0, "Jp": 1 / 3, "Kb": 1.0, "Qb": 1 / 3, "Jb": 0.0}
-    game = game_tree(team_worlds.Kuhn(), lambda _, seen, __: [1 - bets[seen], bets[seen]])
+    game = game_tree(Kuhn(), lambda _, seen, __: [1 - bets[seen], bets[seen]])
     assert nash_conv(game, 2) == pytest.approx(0.0, abs=1e-9), "an equilibrium"
-    assert expected_payoffs(game_tree(team_worlds.Kuhn(), act_uniformly))[0] == pytest.approx(1 / 8)
+    assert expected_payoffs(game_tree(Kuhn(), act_uniformly))[0] == pytest.approx(1 / 8)
 
 
 def test_invalid_actions_end_poker_and_calls() -> None:
@@ -221,7 +222,7 @@ def test_bounds_are_ordered_and_normalise_to_0_and_1() -> None:
     for name, task in TASKS.items():
         bounds = task.bounds()
         assert bounds.random < bounds.best, name
-        assert [bounds.normalised(score) for score in (bounds.random, bounds.best)] == [0.0, 1.0]
+        assert [bounds.normalise(score) for score in (bounds.random, bounds.best)] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -42,6 +42,7 @@ OWN_KEYS: dict[str, tuple[str, ...]] = {
     "ippo-controls": tuple(
         f"controls.{key}" for key in ("arms", "single", "no_messages", "seeds", "alpha", "differences", "range", "to")
     ),
+    "ippo-bench": ("entry", "seeds", "to", "arm", "trainer", "split", "page"),
     "ippo-sweep": ("to",),
     "ippo-verify": ("iterations", "count", "seed", "span", "to"),
     "ippo-report": ("to", "title"),
@@ -56,6 +57,7 @@ OWN_VALUES = {
     "exploitability": ("true", "false", "exact"),
     "exploitability_start": ("checkpoint", "initial"),
     "controls.differences": ("bounded", "normal"),
+    "split": ("held_out", "train"),
     "state": ("running", "done", "preempted", "failed", "interrupted"),
     "sort": ("age", "score", "best", "size", "name", "iterations"),
     **dict.fromkeys(

@@ -19,7 +19,7 @@ from ippo_cli.runs.output import print_text
 SCRIPT_FLAG, QUERY_FLAG = "--completion", "--complete"
 RUN_KEY_PROGRAMS = ("ippo-eval", "ippo-export", "ippo-chat")  # a folder alone is run=
 FOLDER_PROGRAMS = ("ippo-sweep", "ippo-verify", "ippo-report", "ippo-runs", "ippo-doctor")
-PROGRAMS = ("ippo-train", "ippo-controls", *RUN_KEY_PROGRAMS, *FOLDER_PROGRAMS)
+PROGRAMS = ("ippo-train", "ippo-controls", "ippo-bench", *RUN_KEY_PROGRAMS, *FOLDER_PROGRAMS)
 TRAIN_FLAGS = ("--cfg", "--completion", "--config-dir=", "--diff", "--explain", "--help", "--info", "--multirun")
 TRAIN_FLAGS += ("--new-task", "--version", "-m")
 OWN_FLAGS = {
@@ -27,7 +27,10 @@ OWN_FLAGS = {
     "ippo-report": ("--csv", "--help", "--latex", "--markdown", "--png", "--version"),
     "ippo-doctor": ("--help", "--json", "--version"),
 }
-SUBCOMMANDS = {"ippo-runs": ("list", "compare", "show", "remove", "clean")}
+SUBCOMMANDS = {
+    "ippo-runs": ("list", "compare", "show", "remove", "clean"),
+    "ippo-bench": ("list", "run", "prompts", "import", "table"),
+}
 RUN_KEYS = ("run", "resume", "compare")
 AGENT = "task.agents."
 AGENT_GROUPS = ("actor", "critic")

@@ -112,6 +112,27 @@ controls.range= is the range of scores, if it is not known; controls.differences
 and fewer seeds. The same command continues a comparison that was stopped. controls.to= is its
 folder, which has controls.md, controls.json and the runs.
 """
+BENCH_HELP = """\
+ippo-bench: a benchmark of teams with known bounds, for this and for other trainers.
+
+  ippo-bench list                                tasks: scores of random play, of one agent that
+                                                 learns, and of optimal play
+  ippo-bench run copy_1 entry=mine algorithm=mappo       trains team and control arms, five seeds
+  ippo-bench run copy_1 seeds=20 controls.arms=[single_samples,shared_policy]
+  ippo-bench prompts copy_1 to=rows.jsonl        the held-out rows of five seeds, for other trainers
+  ippo-bench prompts copy_1 to=train.jsonl split=train seeds=1       rows to train on; arm=NAME
+  ippo-bench import answers.jsonl task=copy_1 entry=theirs trainer='comlrl 1.4.3'
+  ippo-bench import single.jsonl task=copy_1 entry=theirs arm=single_samples
+  ippo-bench table RESULT.json... FOLDER         scores, control arms, what is settled; page=FILE
+                                                 writes it into a Markdown page
+
+ippo-bench run takes overrides of ippo-train, except those that change the task or its score, and the
+keys of ippo-controls. Without any it trains small models with clipped independent PPO. Its result is
+result.json in the folder that it prints, and to=FILE. The same command continues one that was
+stopped. ippo-bench import replays responses in the task's environment, and refuses a file with
+missing, unknown or repeated rows. to= of it is the result, default TASK-ENTRY.json; a further arm
+is added to it. Results of other versions of a task are refused.
+"""
 RUNS_HELP = """\
 ippo-runs: list, compare, show, remove and clean up the folders of runs.
 

@@ -21,6 +21,7 @@ from ippo_cli.tasks.templates import can_read_others, is_conversation_field, tem
 
 TEAM, SINGLE_SAMPLES, SINGLE_TOKENS, SHARED_POLICY = "team", "single_samples", "single_tokens", "shared_policy"
 NO_MESSAGES, OTHER_SEEDS, FROZEN = "no_messages", "other_seeds", "frozen_partner_"
+SINGLE_ARMS = (SINGLE_SAMPLES, SINGLE_TOKENS)
 OF_SWEEP = ("hydra.", "hydra/", "sweep=", "sweep.")
 
 
@@ -79,7 +80,7 @@ def build_plan(typed: Sequence[str], settings: ControlsConfig) -> ControlPlan:
     paths = list(team.search_paths)
     for name in names:
         try:
-            arm = _split(_replace_keys(typed, builders[name]()))
+            arm = _split(replace_keys(typed, builders[name]()))
             _check_arm(load_training_config([*arm.search_paths, *arm.rest]), config)
         except ConfigError as error:
             if settings.arms is not None or name in requested:
@@ -206,7 +207,7 @@ def _split(typed: Sequence[str]) -> _Overrides:
 
 
 def _without_seed(overrides: _Overrides) -> tuple[str, ...]:
-    return tuple(text for text in overrides.rest if _key(text) != "seed")
+    return tuple(text for text in overrides.rest if override_key(text) != "seed")
 
 
 def _check_one_job(typed: Sequence[str], found: _Overrides) -> None:
@@ -220,14 +221,18 @@ def _check_one_job(typed: Sequence[str], found: _Overrides) -> None:
             raise ConfigError(text, "has several values, and a comparison is about one team", "choose one")
 
 
-def _replace_keys(typed: Sequence[str], more: Sequence[str]) -> list[str]:
+def replace_keys(typed: Sequence[str], more: Sequence[str]) -> list[str]:
     """Typed overrides, of which others replace those with the same key; `~KEY` only removes them."""
-    keys = {_key(text) for text in more}
-    removed = {f"~{_key(text)}" for text in typed}
-    return [*(text for text in typed if _key(text) not in keys), *(text for text in more if text not in removed)]
+    keys = {override_key(text) for text in more}
+    removed = {f"~{override_key(text)}" for text in typed}
+    return [
+        *(text for text in typed if override_key(text) not in keys),
+        *(text for text in more if text not in removed),
+    ]
 
 
-def _key(text: str) -> str:
+def override_key(text: str) -> str:
+    """The key of an override."""
     return text.partition("=")[0].lstrip("+~")
 
 

@@ -102,7 +102,7 @@ def _assess_arm(plan: ControlPlan, arm: str, folder: Path, runs: Runs) -> ArmRes
     found = _cross_play_differences(plan, folder, runs) if arm == OTHER_SEEDS else _differences(plan, arm, runs)
     scored = [(seed, difference) for seed, difference in found if difference is not None]
     seeds, differences = [seed for seed, _ in scored], [difference for _, difference in scored]
-    lower, upper = difference_bounds(differences, plan)
+    lower, upper = difference_bounds(differences, plan.differences, plan.score_range, plan.alpha_per_arm)
     is_decided = bool(lower) and (lower[-1] > 0 or upper[-1] < 0)
     more = None if is_decided else estimate_more(differences, plan)
     name = run_name(plan, arm, runs)
@@ -155,24 +155,32 @@ def _cross_play_differences(plan: ControlPlan, folder: Path, runs: Runs) -> list
     return found
 
 
-def difference_bounds(differences: Sequence[float], plan: ControlPlan) -> tuple[list[float], list[float]]:
-    """Bounds of the mean difference after each difference."""
+def difference_bounds(
+    differences: Sequence[float],
+    assumption: Differences,
+    score_range: tuple[float, float] | None,
+    alpha: float,
+) -> tuple[list[float], list[float]]:
+    """Bounds of the mean difference after each difference, with an error probability of `alpha` at all of them.
+
+    `score_range`: the lowest and highest possible score, which bounded differences need.
+    """
     if not differences:
         return [], []
     values = torch.tensor(differences, dtype=torch.double)
-    if plan.differences is Differences.normal:
-        lower, upper = normal_confidence_sequence(values, plan.alpha_per_arm)
+    if assumption is Differences.normal:
+        lower, upper = normal_confidence_sequence(values, alpha)
         return lower.tolist(), upper.tolist()
-    width = _width(plan)
-    bounds = confidence_sequence(0.5 + values / width, plan.alpha_per_arm)
+    width = _width(score_range)
+    bounds = confidence_sequence(0.5 + values / width, alpha)
     lower, upper = (((bound - 0.5) * width).tolist() for bound in bounds)
     return lower, upper
 
 
-def _width(plan: ControlPlan) -> float:
+def _width(score_range: tuple[float, float] | None) -> float:
     """The length of [low - high, high - low], the range of differences."""
-    assert plan.score_range is not None
-    return 2 * (plan.score_range[1] - plan.score_range[0])
+    assert score_range is not None
+    return 2 * (score_range[1] - score_range[0])
 
 
 def estimate_more(differences: Sequence[float], plan: ControlPlan) -> int | None:
@@ -194,7 +202,7 @@ def _first_verdict(differences: Sequence[float], plan: ControlPlan) -> int | Non
         lower, upper = normal_confidence_sequence(values, plan.alpha_per_arm)
         reached = (lower > 0) | (upper < 0)
     else:
-        values = 0.5 + values / _width(plan)
+        values = 0.5 + values / _width(plan.score_range)
         capital = hedged_log_capital(values, torch.tensor(0.5, dtype=torch.double), plan.alpha_per_arm)
         reached = capital >= -math.log(plan.alpha_per_arm)
     return int(reached.nonzero()[0]) + 1 if reached.any() else None

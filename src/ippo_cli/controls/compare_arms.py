@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -138,10 +138,17 @@ class ControlSearch(IndependentJobs):
 
 
 PROGRAM = "ippo-controls"
+Report = Callable[[ControlPlan, Path, Runs], None]
 
 
-def run_comparison(argv: Sequence[str], keys: Sequence[str]) -> None:
-    """Train the missing runs of a comparison and print its table. Raises `ConfigError` or what `run_sweep` raises."""
+def run_comparison(
+    argv: Sequence[str], keys: Sequence[str], *, command: str | None = None, report: Report | None = None
+) -> None:
+    """Train the missing runs of a comparison and print its table. Raises `ConfigError` or what `run_sweep` raises.
+
+    `command`: what continues it; None: ippo-controls with the same arguments. `report`: what is done with the runs at
+    the end, also if some of them failed; None: the table is printed.
+    """
     own, typed = split_settings(argv, keys)
     settings = parse_settings(own)
     check_command_keys(typed, keys)
@@ -167,7 +174,7 @@ def run_comparison(argv: Sequence[str], keys: Sequence[str]) -> None:
         [*plan.of_sweep, *plan.search_paths, *plan.team],
         folder,
         ControlSearch(plan, parallel),
-        partial(_report, plan, shell_command(PROGRAM, *argv)),
+        partial(_report, plan, command or shell_command(PROGRAM, *argv), report),
         argv,
     )
 
@@ -197,13 +204,16 @@ def comparison_folder(typed: Sequence[str], settings: ControlsConfig) -> Path:
     return parse_path(last_value(typed, "output_dir") or "outputs").absolute() / "controls" / name
 
 
-def _report(plan: ControlPlan, command: str, folder: Path, error: str | None) -> None:
+def _report(plan: ControlPlan, command: str, report: Report | None, folder: Path, error: str | None) -> None:
     """Print the table and write the report. Raises what `check_outcome` raises, or `ConfigError`."""
     rows = close_rows(folder, error)
     runs = read_runs(folder, rows)
     results = assess_arms(plan, folder, runs)
     write_report(plan, folder, results, runs)
-    print_text(f"\n{format_terminal(plan, results, runs)}\n\nwritten to {display_path(folder / PAGE_FILE)}")
+    if report is not None:
+        report(plan, folder, runs)
+    else:
+        print_text(f"\n{format_terminal(plan, results, runs)}\n\nwritten to {display_path(folder / PAGE_FILE)}")
     check_outcome(folder, rows, error, f"continue with: {command}")
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -111,24 +111,35 @@ def read_cross_play(folder: Path, seeds: tuple[int, int]) -> CrossPlayScores | N
 
 def evaluate_cross_play(folder: Path, seeds: tuple[int, int], runs: tuple[Path, Path]) -> None:
     """Score all teams of agents of two runs, and record the means over agents. Raises `PreflightError`."""
-    keys = (f"run=[{runs[0]},{runs[1]}]", "crossplay=true", "tracker.console=plain")
-    known = {file: file.stat().st_mtime_ns for file in _results(runs[0])}
-    done = subprocess.run(
-        [sys.executable, "-m", "ippo_cli.cli.evaluate", *keys], check=False, capture_output=True, text=True
-    )
-    written = [file for file in _results(runs[0]) if known.get(file) != file.stat().st_mtime_ns]
-    if done.returncode != 0 or not written:
-        message = " ".join((done.stderr or done.stdout).split())[-500:]
-        raise PreflightError(f"cross-play fails: {message}; try it alone: {shell_command('ippo-eval', *keys[:2])}")
-    tables = json.loads(written[0].read_text())["tables"]
+    keys = (f"run=[{runs[0]},{runs[1]}]", "crossplay=true")
+    tables = run_evaluation(runs[0], keys, "crossplay-*/crossplay.json")["tables"]
     found = {key: fmean(table[key] for table in tables) for key in ("self_play", "cross_play")}
     file = _record(folder, seeds)
     file.parent.mkdir(exist_ok=True)
     write_atomically(file, json.dumps(found) + "\n")
 
 
-def _results(run: Path) -> list[Path]:
-    return sorted((run / "evaluations").glob("crossplay-*/crossplay.json"))
+def run_evaluation(run: Path, keys: Sequence[str], pattern: str) -> Mapping[str, Any]:
+    """Run ippo-eval with these keys, and return the content of the file of results that it writes into a run's folder.
+
+    `pattern`: of the file in `evaluations/`. Raises `PreflightError`.
+    """
+
+    def find_results() -> list[Path]:
+        return sorted((run / "evaluations").glob(pattern))
+
+    known = {file: file.stat().st_mtime_ns for file in find_results()}
+    done = subprocess.run(
+        [sys.executable, "-m", "ippo_cli.cli.evaluate", *keys, "tracker.console=plain"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    written = [file for file in find_results() if known.get(file) != file.stat().st_mtime_ns]
+    if done.returncode != 0 or not written:
+        message = " ".join((done.stderr or done.stdout).split())[-500:]
+        raise PreflightError(f"{keys[-1]} fails: {message}; try it alone: {shell_command('ippo-eval', *keys)}")
+    return json.loads(written[0].read_text())
 
 
 def _record(folder: Path, seeds: tuple[int, int]) -> Path:

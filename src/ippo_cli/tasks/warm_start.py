@@ -58,7 +58,7 @@ def _play_episode(
         if any(len(text) > MAX_CHARACTERS for text in observations.values()):
             break
         legal = environment.actions() if isinstance(environment, SupportsActions) else {}
-        answers = {name: _choose_answer(name, agents[name], example, legal.get(name, ()), rng) for name in observations}
+        answers = {name: choose_answer(name, agents[name], example, legal.get(name, ()), rng) for name in observations}
         if all(answer is None for answer in answers.values()):
             break
         for name, answer in answers.items():
@@ -82,9 +82,10 @@ def warm_start_template(agent: PromptConfig) -> str | None:
     return agent.answer if agent.warm_start_answer is None else agent.warm_start_answer
 
 
-def _choose_answer(
+def choose_answer(
     name: str, agent: PromptConfig, example: Example, legal: Sequence[str], rng: random.Random
 ) -> str | None:
+    """Return an agent's warm-start answer, or a random legal action; None if neither is known."""
     template = warm_start_template(agent)
     if template is not None:
         return render_template(template, example, f"task.agents.{name}.answer")

@@ -1,0 +1,218 @@
+"""The tasks of the benchmark: each is one entry of `BENCHMARK_TASKS`, with overrides of a run, bounds and episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from ippo_cli.benchmark.bounds import Bounds, kuhn_bounds, matrix_bounds, meet_bounds
+from ippo_cli.benchmark.environments import CONVENTION, Payoffs
+from ippo_cli.benchmark.turn_games import LETTERS, Kuhn
+
+ENVIRONMENTS = "ippo_cli.benchmark.environments"
+BUFFER = 256  # episodes per update of algorithms with a clipped ratio
+WARM_START = 100  # supervised steps until most answers are valid
+# For tasks in which some seeds ignore the prompt after a longer warm start. Most initial answers are invalid, so tasks
+# with signs, or with a reward only if all letters are right, are learnt worse with it.
+SHORT_WARM_START = 10
+MEDIUM_WARM_START = 30  # for six turns
+LOW_RATE = 1 / 3  # for tasks in which policies become deterministic with wrong answers at the scale's rates
+SEES_ALL = ("rollout.context=last_only", "rollout.max_new_tokens=1")  # an observation has all that is needed
+SCORE, EXPLOITABILITY = "sampled/score", "negative NashConv"
+
+
+class Kind(Enum):
+    """Relation of the two agents' rewards."""
+
+    team = "team"  # both agents get the same reward
+    mixed = "mixed motives"
+    zero_sum = "zero sum"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkTask:
+    """One task; its overrides, its metric and its rows define it, the other fields are about training."""
+
+    about: str
+    kind: Kind
+    turns: str  # of each agent
+    overrides: tuple[str, ...]  # of a run
+    bounds: Callable[[], Bounds]
+    episodes: int  # for training
+    metric: str = SCORE  # of an evaluation
+    game: Callable[[], Any] | None = None  # the score is its negative NashConv, by enumeration, instead of the metric
+    score_range: tuple[float, float] = (0.0, 1.0)  # of the score, which confidence sequences need
+    single: tuple[str, ...] = ()  # overrides of one agent that does the work of the team; empty: there are none
+    arms: tuple[str, ...] | None = None  # control arms; None: all that the task admits
+    is_from_scratch: bool = True  # small models with a warm start; False: needs actor.model
+    rate: float = 1.0  # factor of the learning rates of the scale
+    warm_start_steps: int = WARM_START  # supervised steps on valid answers, of models without pretrained weights
+
+    @property
+    def score_name(self) -> str:
+        """What the score is."""
+        return self.metric if self.game is None else EXPLOITABILITY
+
+
+def list_world_overrides(name: str, *arguments: str) -> tuple[str, ...]:
+    """Return the overrides of an environment of the benchmark for two agents."""
+    settings = [f"+task.environment_args.{argument}" for argument in arguments]
+    return "task=benchmark_pair", f"task.environment={ENVIRONMENTS}:{name}", *settings
+
+
+def list_single_overrides(name: str, *arguments: str, tokens: int) -> tuple[str, ...]:
+    """Return the overrides with which one agent plays for both, with as many tokens as both."""
+    settings = [f"+task.environment_args.{argument}" for argument in (f"game={name}", *arguments)]
+    return (
+        "task=benchmark_solo",
+        f"task.environment={ENVIRONMENTS}:alone",
+        *settings,
+        f"rollout.max_new_tokens={tokens}",
+    )
+
+
+def make_copy_task(
+    turns: int,
+    *arguments: str,
+    length: int = 2,
+    episodes: int,
+    rate: float = 1.0,
+    warm_start_steps: int = WARM_START,
+    about: str,
+) -> BenchmarkTask:
+    """Return a task in which one agent copies letters and the other one writes the letters after them."""
+    letters = 2 * length if "together=true" in arguments else 1
+    settings = (f"turns={turns}", f"length={length}", *arguments)
+    return BenchmarkTask(
+        about=about,
+        kind=Kind.team,
+        turns=str(turns),
+        overrides=(*list_world_overrides("copy", *settings), f"rollout.max_new_tokens={length}"),
+        single=list_single_overrides("copy", *settings, tokens=2 * length),
+        episodes=episodes,
+        bounds=partial(copy_bounds, letters),
+        metric="sampled/learnt" if "signs=true" in arguments else SCORE,  # without the random bonus
+        rate=rate,
+        warm_start_steps=warm_start_steps,
+    )
+
+
+def copy_bounds(letters: int) -> Bounds:
+    """Compute bounds of a task that rewards this many letters together; one agent knows half of the letters."""
+    guess = 1 / len(LETTERS)
+    single = (1 + guess) / 2 if letters == 1 else guess ** (letters / 2)
+    return Bounds(guess**letters, 1.0, single)
+
+
+def make_meeting_task(*arguments: str, turns: int, episodes: int, rate: float = 1.0, about: str) -> BenchmarkTask:
+    """Return a task in which two agents move on a ring."""
+    settings = (f"turns={turns}", *arguments)
+    return BenchmarkTask(
+        about=about,
+        kind=Kind.team,
+        turns=str(turns),
+        overrides=(*list_world_overrides("meet", *settings), *SEES_ALL),
+        single=list_single_overrides("meet", *settings, tokens=2),
+        episodes=episodes,
+        bounds=partial(meet_bounds, turns, at_end="at_end=true" in arguments),
+        rate=rate,
+    )
+
+
+def make_matrix_task(name: str, payoffs: Payoffs, kind: Kind, *, about: str) -> BenchmarkTask:
+    """Return a task with a repeated matrix game."""
+    turns = 4
+    return BenchmarkTask(
+        about=about,
+        kind=kind,
+        turns=str(turns),
+        overrides=(*list_world_overrides(name, f"turns={turns}"), *SEES_ALL),
+        single=list_single_overrides(name, f"turns={turns}", tokens=2),
+        episodes=40 * BUFFER,
+        bounds=partial(matrix_bounds, payoffs),
+    )
+
+
+BENCHMARK_TASKS: dict[str, BenchmarkTask] = {
+    "signalling": BenchmarkTask(
+        about="the first agent observes one of four signals, the second acts on the first one's character",
+        kind=Kind.team,
+        turns="1 each, in turn",
+        overrides=("task=signalling", "task.signals=abcd", "rollout.max_new_tokens=1"),
+        episodes=60 * BUFFER,
+        bounds=lambda: Bounds(1 / 4, 1.0, 1 / 4),
+    ),
+    "copy_1": make_copy_task(
+        1,
+        episodes=80 * BUFFER,
+        rate=LOW_RATE,
+        warm_start_steps=SHORT_WARM_START,
+        about="one agent copies two letters, the other writes the following letters",
+    ),
+    "copy_1_all": make_copy_task(
+        1,
+        "together=true",
+        length=1,
+        episodes=40 * BUFFER,
+        rate=LOW_RATE,
+        about="the same with one letter; reward only if both are correct",
+    ),
+    "copy_3": make_copy_task(
+        3,
+        episodes=60 * BUFFER,
+        rate=LOW_RATE,
+        warm_start_steps=SHORT_WARM_START,
+        about="three turns of `copy_1`, reward per letter each turn",
+    ),
+    "copy_3_end": make_copy_task(
+        3,
+        "at_end=true",
+        episodes=80 * BUFFER,
+        rate=LOW_RATE,
+        warm_start_steps=SHORT_WARM_START,
+        about="the same, reward after the last turn",
+    ),
+    "copy_6": make_copy_task(
+        6,
+        episodes=40 * BUFFER,
+        warm_start_steps=MEDIUM_WARM_START,
+        about="six turns of `copy_1`, reward per letter each turn",
+    ),
+    "copy_1_signs": make_copy_task(
+        1,
+        "signs=true",
+        episodes=60 * BUFFER,
+        rate=LOW_RATE,
+        about="`copy_1` with signs: each agent observes its own half of a random bonus",
+    ),
+    "meet": make_meeting_task(
+        turns=4,
+        episodes=60 * BUFFER,
+        rate=LOW_RATE,
+        about="agents move on a ring of five cells; reward while in one cell",
+    ),
+    "meet_end": make_meeting_task(
+        "at_end=true", turns=4, episodes=30 * BUFFER, about="the same; reward if in one cell at the end"
+    ),
+    "convention": make_matrix_task(
+        "convention",
+        CONVENTION,
+        Kind.team,
+        about="reward if both choose the same one of four signs",
+    ),
+    # A best response leads to situations that play does not reach, so that only the enumerated game has its score.
+    "kuhn": BenchmarkTask(
+        about="Kuhn poker with three cards: negative exploitability of both",
+        kind=Kind.zero_sum,
+        turns="1 or 2",
+        overrides=(*list_world_overrides("kuhn"), *SEES_ALL, "task.eval_size=60"),
+        episodes=80 * BUFFER,
+        bounds=kuhn_bounds,
+        game=Kuhn,
+        score_range=(-4.0, 0.0),
+        arms=("frozen_partner", "shared_policy"),
+    ),
+}
