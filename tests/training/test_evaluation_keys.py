@@ -182,7 +182,7 @@ def commands(root: Path, server: str) -> list[list[str]]:
         [
             "task=textarena",
             "task.env_id=SimpleNegotiation-v0",
-            "task.payoff=inventory_value.{player}.change",
+            "task.payoff='inventory_value.{player}.change'",
             *(f"task.agents.{name}.template=a" for name in ("first", "second")),
             "task.max_turns=2",
             *small,
