@@ -133,8 +133,7 @@ class TextArenaConfig(ConstructedEnvironmentConfig):
 
     env_id: InEval[Name | None]  # name of the game, such as SimpleNegotiation-v0, or module:Class without a name
     payoff: InEval[Name | None]
-    # entry of the game's state with the points that are the rewards; {player} is the player's number, as in
-    # total_payoff.{player}; null = TextArena's reward at the end, in most games 1, 0 or -1
+    # entry of the game's state; its growth is the reward; {player} = the player's number; null = TextArena's reward
 
 
 @option(
