@@ -160,10 +160,8 @@ def judge(data: Data) -> str:
         for part in draws
     ]
     low, high = np.quantile(gains, (0.025, 0.975))
-    lines += [
-        "",
-        f"All four: that of the fit is lower than that of the verdict by {np.mean(gains):.3f} ({low:.3f} to {high:.3f}).",
-    ]
+    gain = f"{np.mean(gains):.3f} ({low:.3f} to {high:.3f})"
+    lines += ["", f"All four: that of the fit is lower than that of the verdict by {gain}."]
     for place in (OUTCOMES.index("learned"), OUTCOMES.index("collapsed")):
         errors = [calibration_error(labels[:, place], found[title][:, place]) for title in found]
         shown = ", ".join(f"{error:.3f} ({title})" for title, error in zip(found, errors, strict=True))
