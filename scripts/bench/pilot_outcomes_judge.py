@@ -155,6 +155,13 @@ def judge(data: Data) -> str:
         cells = [_interval(labels[:, place], chances[:, place], draws) for place in range(len(OUTCOMES))]
         cells.append(_interval(labels, chances, draws))
         lines.append(f"| {title} | {' | '.join(cells)} |")
+    gains = [
+        brier(labels[part], found["frequency of the verdict"][part]) - brier(labels[part], found["fit"][part])
+        for part in draws
+    ]
+    low, high = np.quantile(gains, (0.025, 0.975))
+    gain = f"{np.mean(gains):.3f} ({low:.3f} to {high:.3f})"
+    lines += ["", f"All four: that of the fit is lower than that of the verdict by {gain}."]
     for place in (OUTCOMES.index("learned"), OUTCOMES.index("collapsed")):
         errors = [calibration_error(labels[:, place], found[title][:, place]) for title in found]
         shown = ", ".join(f"{error:.3f} ({title})" for title, error in zip(found, errors, strict=True))

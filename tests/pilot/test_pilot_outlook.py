@@ -26,9 +26,9 @@ def test_probabilities_sum_to_one() -> None:
     assert sum(found.values()) == pytest.approx(1)
 
 
-def test_larger_steps_and_less_entropy_collapse_more() -> None:
+def test_larger_steps_collapse_more_and_gains_learn_more() -> None:
     assert probabilities(step_kl=0.5)["collapsed"] > probabilities(step_kl=-2.5)["collapsed"]
-    assert probabilities(entropy=0.1)["collapsed"] > probabilities(entropy=1.5)["collapsed"]
+    assert probabilities(large_step=1.0)["collapsed"] > probabilities(large_step=0.0)["collapsed"]
     assert probabilities(gain=2.0)["learned"] > probabilities(gain=-1.0)["learned"]
 
 

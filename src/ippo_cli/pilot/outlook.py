@@ -48,6 +48,10 @@ def _step_kl(report: Report) -> float:
     return math.log10(max(_highest(steps), 1e-9))
 
 
+def _is_too_large(report: Report) -> bool:
+    return any(finding["name"] == "large_step" for finding in report["findings"])
+
+
 def _gain(report: Report) -> float:
     def ratio(gain: Mapping[str, Any]) -> float | None:
         if gain["value"] is None or gain["low"] is None:
@@ -55,6 +59,8 @@ def _gain(report: Report) -> float:
         half = gain["value"] - gain["low"]
         return gain["value"] / half if half > 0 else 0.0
 
+    if _is_too_large(report):  # a gain to first order says nothing about such a step
+        return math.nan
     return _highest(ratio(policy["step"]["gain"]) for policy in _policies(report) if policy["step"])
 
 
@@ -65,13 +71,15 @@ def _signal(report: Report) -> float:
     return math.log10(max(_highest(ratios), 1e-3))
 
 
-def _entropy(report: Report) -> float:
-    return _lowest(value for name, value in report["metrics"].items() if name.endswith("/entropy"))
-
-
 FEATURES: Mapping[str, Feature] = {
     "step_kl": Feature(meaning="decimal logarithm of the KL of the first step, nats per token", measure=_step_kl),
-    "gain": Feature(meaning="gain of a step on unseen prompts, in half-widths of its interval", measure=_gain),
+    "large_step": Feature(
+        meaning="1 with the finding `large_step`, else 0", measure=lambda report: float(_is_too_large(report))
+    ),
+    "gain": Feature(
+        meaning="gain of a step on unseen prompts, in half-widths of its interval; unknown with `large_step`",
+        measure=_gain,
+    ),
     "signal": Feature(meaning="decimal logarithm of the squared signal to noise of a step", measure=_signal),
     "differing": Feature(
         meaning="fraction of prompts with responses that differ in score",
@@ -85,9 +93,11 @@ FEATURES: Mapping[str, Feature] = {
         meaning="decimal logarithm of the entropy bonus's gradient by that of the scores, plus .01",
         measure=lambda report: math.log10(0.01 + _highest(policy["bonus"] for policy in _policies(report))),
     ),
-    "entropy": Feature(meaning="entropy, nats per token", measure=_entropy),
 }
-"""Of several policies or agents, the one that is nearest to a collapse or has the strongest signal counts."""
+"""Of several policies the highest value counts, of several agents the lowest.
+
+Not the entropy: more of the fitted runs with a long warm start, which lowers it, are broken on purpose.
+"""
 
 
 @dataclass(frozen=True, slots=True)
