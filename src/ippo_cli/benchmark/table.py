@@ -181,7 +181,8 @@ def format_results(results: Sequence[Result], *, is_page: bool) -> str:
     """Return the tables and notes of results, for a page or a terminal."""
     table = format_markdown if is_page else lambda rows: "\n".join(format_table(rows))
     verdicts = [*list_verdicts(results), *list_failures(results)]
-    parts = [table(list_score_rows(results)), table(list_arm_rows(results)), _bullets([*verdicts]), _bullets(NOTES)]
+    arms = list_arm_rows(results)
+    parts = [table(list_score_rows(results)), table(arms) if arms[1:] else "", _bullets(verdicts), _bullets(NOTES)]
     return "\n\n".join(part for part in parts if part)
 
 
