@@ -203,6 +203,21 @@ BENCHMARK_TASKS: dict[str, BenchmarkTask] = {
         Kind.team,
         about="reward if both choose the same one of four signs",
     ),
+    "hanabi": BenchmarkTask(
+        about="Hanabi with two colours, two ranks, hands of two, one hint token and one life",
+        kind=Kind.team,
+        turns="about 3 each",
+        overrides=(
+            "task=benchmark_pair",
+            "task.environment=ippo_cli.benchmark.hanabi:hanabi",
+            "rollout.max_new_tokens=2",
+            "task.eval_size=180",  # as many as there are deals
+        ),
+        bounds=lambda: Bounds(0.157011, 149 / 180, 0.333392),  # `hanabi_scores`, which takes seconds
+        episodes=40 * BUFFER,
+        rate=LOW_RATE,
+        warm_start_steps=300,  # with 100 it learnt nothing in 20 iterations
+    ),
     # A best response leads to situations that play does not reach, so that only the enumerated game has its score.
     "kuhn": BenchmarkTask(
         about="Kuhn poker with three cards: negative exploitability of both",
