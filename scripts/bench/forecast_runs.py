@@ -1,6 +1,6 @@
 """Train the runs that the forecast of collapse is fitted on, fit it, and judge it on tasks that no fit has seen.
 
-    nice python scripts/bench/forecast_runs.py train        missing runs of 480: about an hour of one idle core
+    nice python scripts/bench/forecast_runs.py train        missing runs of 480: two hours of one idle core for all
     python scripts/bench/forecast_runs.py record            writes docs/data/forecast_runs.jsonl.gz
     python scripts/bench/forecast_runs.py fit               writes src/ippo_cli/forecast/weights.json
     python scripts/bench/forecast_runs.py judge             writes the tables of docs/forecast.md
