@@ -10,7 +10,6 @@ from ippo_cli.benchmark.baseline import (
     CLIPPED,
     INDEPENDENT_PPO,
     MINI_BATCH,
-    PRETRAINED,
     SMALL,
     Algorithm,
     Scale,
@@ -41,7 +40,13 @@ SCALES = {
         actor_learning_rate=5e-4,
         critic_learning_rate=5e-4,
     ),
-    "pretrained": PRETRAINED,
+    "pretrained": Scale(  # needs actor.model=
+        episodes=4,
+        overrides=("actor=full",),
+        from_scratch=False,
+        actor_learning_rate=1e-6,
+        critic_learning_rate=1e-5,
+    ),
 }
 ABOUT_CRITICS = ("copy_1_signs", "copy_6_signs", "copy_6_end_signs")
 """Tasks that test the claim about critics; they are excluded from other comparisons."""

@@ -11,6 +11,7 @@ import pytest
 
 from ippo_cli.benchmark.commands import run_subcommand
 from ippo_cli.benchmark.result import read_result
+from ippo_cli.benchmark.version import task_version
 from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.controls.arms import SINGLE_ARMS
@@ -66,7 +67,12 @@ def test_arm_is_added_to_the_result(rows: Records, tmp_path: Path) -> None:
     run("import", str(file), "task=copy_1", "entry=known", f"to={target}")
     words = [row["observations"]["first"].removeprefix("A") for row in rows]
     single = [
-        {"seed": SEED, "row": place, "responses": [["solo", word + "".join(FOLLOWING[one] for one in word)]]}
+        {
+            "version": rows[0]["version"],
+            "seed": SEED,
+            "row": place,
+            "responses": [["solo", word + "".join(FOLLOWING[one] for one in word)]],
+        }
         for place, word in enumerate(words)
     ]
     file = write(tmp_path / "single.jsonl", single)
@@ -75,8 +81,21 @@ def test_arm_is_added_to_the_result(rows: Records, tmp_path: Path) -> None:
     result = read_result(target)
     assert [(found.arm, found.score) for found in result.runs] == [("team", 1.0), ("single_samples", 1.0)]
     assert "single_samples" not in result.missing
-    with pytest.raises(ConfigError, match=r"is the result of known on copy_1; use another file"):
-        run("import", str(file), "task=copy_1", "entry=other", "arm=single_samples", f"to={target}")
+    assert result.arms == [*SINGLE_ARMS, "frozen_partner_first", "frozen_partner_second", "shared_policy"]
+    for keys, rule in ((["entry=other"], "is the result of known"), (["entry=known", "trainer=x"], "was other in")):
+        with pytest.raises(ConfigError, match=rf"{rule}.*; use another file"):
+            run("import", str(file), "task=copy_1", *keys, "arm=single_samples", f"to={target}")
+    target.write_text(target.read_text().replace('"overrides": []', '"overrides": ["algorithm=mappo"]'))
+    with pytest.raises(ConfigError, match=r"has the runs of ippo-bench run; use another file"):
+        run("import", str(file), "task=copy_1", "entry=known", "arm=single_samples", f"to={target}")
+
+
+def test_prompts_of_an_arm_name_its_game(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("prompts", "copy_3", "arm=single_samples", f"to={tmp_path / 'rows.jsonl'}", "seeds=1")
+    printed = capsys.readouterr().out
+    assert "environments:alone +task.environment_args.game=copy" in printed
+    assert "rollout.max_new_tokens=4" in printed
+    assert printed.rstrip().endswith("arm=single_samples")
 
 
 def edit_responses(responses: Any) -> Callable[[Records], None]:
@@ -108,7 +127,17 @@ MISTAKES: list[tuple[str, Callable[[Records], Any], list[str]]] = [
     ("seed", lambda records: records[5].update(seed="3"), [":6: seed='3' is not a whole number from 0"]),
     ("field", lambda records: records[5].update(reward=1), [":6: has the unknown field reward; use responses row"]),
     ("version", lambda records: records[5].update(version="0"), [":6: version=0 is another version of copy_1"]),
-    ("strategy", lambda records: records.append({"seed": 4, "strategy": {}}), [":257: has a strategy of seed 4"]),
+    ("no version", lambda records: records[5].pop("version"), [":6: has no version, which is", "answer the rows of"]),
+    (
+        "strategy",
+        lambda records: records.append({"version": records[0]["version"], "seed": 4, "strategy": {}}),
+        [":257: has a strategy of seed 4"],
+    ),
+    (
+        "training twice",
+        lambda records: records.extend([{"seed": 3, "training": {"tokens": 1}}] * 2),
+        [":258: repeats the training of seed 3, line 257; keep one of them"],
+    ),
     (
         "training",
         lambda records: records.append({"seed": 3, "training": {"tokens": 1.5}}),
@@ -141,6 +170,15 @@ def test_mistakes_name_line_rule_and_remedy(
     assert not (tmp_path / "result.json").exists()
 
 
+def test_texts_may_contain_separators_of_lines(rows: Records, tmp_path: Path) -> None:
+    records = [answer(row, str) for row in rows]
+    records[0]["responses"][0][1] = "\u2028"
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    run("import", str(file), "task=copy_1", "entry=x", f"to={tmp_path / 'result.json'}")
+    assert read_result(tmp_path / "result.json").runs[0].score == pytest.approx(0.5 - 0.5 / 256)
+
+
 def test_line_that_is_no_json(tmp_path: Path) -> None:
     file = tmp_path / "answers.jsonl"
     for text, words in (("{", ":1: is not JSON"), ("[1]", ":1: is not an object"), ("", ":1: has no response")):
@@ -156,7 +194,12 @@ def test_order_of_turns_is_checked(tmp_path: Path) -> None:
     assert all(list(row["observations"]) == ["sender"] for row in rows)
     signals = [row["example"]["signal"] for row in rows]
     records = [
-        {"seed": 0, "row": place, "responses": [["sender", signal], ["receiver", signal if place % 2 else "x"]]}
+        {
+            "version": rows[0]["version"],
+            "seed": 0,
+            "row": place,
+            "responses": [["sender", signal], ["receiver", signal if place % 2 else "x"]],
+        }
         for place, signal in enumerate(signals)
     ]
     file = write(tmp_path / "answers.jsonl", records)
@@ -186,12 +229,13 @@ def test_strategies_of_kuhn_poker(tmp_path: Path) -> None:
     for one in sets:
         uniform[one["agent"]][one["information"]] = dict.fromkeys(one["actions"], 0.5)
     strategies = [make_equilibrium(0.0), make_equilibrium(0.2), uniform]
-    file = write(
-        tmp_path / "strategies.jsonl", [{"seed": seed, "strategy": own} for seed, own in enumerate(strategies)]
-    )
+    records = [{"version": sets[0]["version"], "seed": seed, "strategy": own} for seed, own in enumerate(strategies)]
+    records[0]["training"] = {"episodes": 5}  # in the same line
+    file = write(tmp_path / "strategies.jsonl", records)
     run("import", str(file), "task=kuhn", "entry=solver", f"to={target}")
-    scores = [found.score for found in read_result(target).runs]
-    assert scores == pytest.approx([0.0, 0.0, -11 / 12], abs=1e-9)
+    runs = read_result(target).runs
+    assert [found.score for found in runs] == pytest.approx([0.0, 0.0, -11 / 12], abs=1e-9)
+    assert [found.episodes for found in runs] == [5, None, None]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +257,8 @@ def test_strategies_of_kuhn_poker(tmp_path: Path) -> None:
 def test_incomplete_strategy_is_refused(edit: Callable[[dict[str, Any]], Any], words: str, tmp_path: Path) -> None:
     strategy = make_equilibrium(0.1)
     edit(strategy)
-    file = write(tmp_path / "strategy.jsonl", [{"seed": 0, "strategy": strategy}])
+    record = {"version": task_version("kuhn"), "seed": 0, "strategy": strategy}
+    file = write(tmp_path / "strategy.jsonl", [record])
     with pytest.raises(PreflightError) as raised:
         run("import", str(file), "task=kuhn", "entry=solver", f"to={tmp_path / 'kuhn.json'}")
     assert words in str(raised.value)

@@ -11,7 +11,7 @@ import pytest
 
 from ippo_cli.benchmark.commands import run_subcommand
 from ippo_cli.benchmark.result import ArmRun, CrossPlay, Result, read_result, write_result
-from ippo_cli.benchmark.run import list_entry_overrides, read_exploitability
+from ippo_cli.benchmark.run import list_entry_overrides, read_nash_conv
 from ippo_cli.benchmark.table import compare_with_arms, format_results, list_verdicts, read_results, replace_block
 from ippo_cli.benchmark.tasks import BENCHMARK_TASKS
 from ippo_cli.benchmark.version import task_version
@@ -161,11 +161,19 @@ def test_groups_of_an_entry_replace_those_of_the_baseline() -> None:
     assert set(task.overrides) < set(found)
 
 
-def test_exploitability_is_evaluated_once(tmp_path: Path) -> None:
-    (tmp_path / "evaluations").mkdir()
-    record = {"exploitability": {"nash_conv": 0.25}}
-    (tmp_path / "evaluations" / "exploitability-step_1.json").write_text(json.dumps(record))
-    assert read_exploitability(tmp_path) == -0.25
+def test_nash_conv_is_evaluated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations that a user has made, perhaps of another checkpoint, are not used."""
+    run, calls = tmp_path / "team-0", []
+    (run / "evaluations").mkdir(parents=True)
+    (run / "evaluations" / "exploitability-step_1.json").write_text('{"exploitability": {"nash_conv": 9.0}}')
+
+    def evaluate(folder: Path, keys: tuple[str, ...], pattern: str) -> dict[str, Any]:
+        calls.append(keys)
+        return {"exploitability": {"nash_conv": 0.25}}
+
+    monkeypatch.setattr("ippo_cli.benchmark.run.run_evaluation", evaluate)
+    assert [read_nash_conv(run), read_nash_conv(run)] == [-0.25, -0.25]
+    assert calls == [(f"run={run}", "exploitability=exact")]
 
 
 @pytest.mark.slow

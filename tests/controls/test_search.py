@@ -172,10 +172,17 @@ def test_statistics_are_fixed_before_the_first_seed(tmp_path: Path) -> None:
     check_same_comparison(replace(PLAN, seeds=30, score_range=(-1.0, 1.0)), tmp_path)
     for changed in (
         replace(PLAN, alpha=0.2),
-        replace(PLAN, arms={"no_messages": ()}),
+        replace(PLAN, arms={"no_messages": PLAN.arms["no_messages"]}),
         replace(PLAN, score_range=(0.5, 1)),
     ):
         with pytest.raises(ConfigError, match="before the first seed"):
+            check_same_comparison(changed, tmp_path)
+
+
+def test_folder_keeps_the_runs_of_one_team(tmp_path: Path) -> None:
+    write_report(PLAN, tmp_path, assess_arms(PLAN, tmp_path, {}), {})
+    for changed in (replace(PLAN, team=("task=relay",)), replace(PLAN, arms=dict.fromkeys(PLAN.arms, ("y=2",)))):
+        with pytest.raises(ConfigError, match="with other overrides: .*another folder"):
             check_same_comparison(changed, tmp_path)
 
 

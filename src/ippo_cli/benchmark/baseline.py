@@ -49,13 +49,6 @@ SMALL = Scale(  # most team tasks of one to four turns are solved in a minute or
     actor_learning_rate=3e-3,
     critic_learning_rate=3e-3,
 )
-PRETRAINED = Scale(  # needs actor.model=
-    episodes=4,
-    overrides=("actor=full",),
-    from_scratch=False,
-    actor_learning_rate=1e-6,
-    critic_learning_rate=1e-5,
-)
 
 
 def list_settings(task: BenchmarkTask, algorithm: Algorithm, scale: Scale, *, quick: bool = False) -> Iterator[str]:

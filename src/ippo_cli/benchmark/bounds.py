@@ -117,7 +117,7 @@ def exploitability(mixed: Mapping[str, float], other: Mapping[str, float], payof
 
 
 def duel_bounds() -> Bounds:
-    """Compute the negative exploitability of uniform play; that of an equilibrium is 0."""
+    """Compute the negative NashConv of uniform play; that of an equilibrium is 0."""
     uniform = {option: 1 / 3 for option in "rps"}
     return Bounds(-exploitability(uniform, uniform), 0.0)
 
@@ -155,7 +155,7 @@ def act_uniformly(agent: str, observation: str, legal: Sequence[str]) -> Sequenc
 
 
 def kuhn_bounds() -> Bounds:
-    """Compute the negative exploitability of uniform play; that of an equilibrium is 0."""
+    """Compute the negative NashConv of uniform play; that of an equilibrium is 0."""
     return Bounds(-nash_conv(game_tree(Kuhn(), act_uniformly), len(AGENTS)), 0.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ippo_cli.benchmark.replay import load_rows
+from ippo_cli.benchmark.replay import list_arm_overrides, load_rows
 from ippo_cli.benchmark.responses import score_file, write_rows
 from ippo_cli.benchmark.result import SCHEMA, Result, read_result, write_result
 from ippo_cli.benchmark.run import list_seeds, run_entry
@@ -74,20 +74,26 @@ def export_rows(own: Mapping[str, str], rest: Sequence[str], _: Sequence[str]) -
     file = Path(_require("prompts", own, "to", "to=rows.jsonl"))
     seeds = list_seeds({**own, **({} if seed is None else {"seed": seed})})
     count = write_rows(name, _check_arm(own, name), seeds, file, is_train=split == "train")
-    task = BENCHMARK_TASKS[name]
+    task, arm = BENCHMARK_TASKS[name], own.get("arm", TEAM)
     unit = "information set" if task.game else "row"
     print_text(f"{name} {task_version(name)}: {format_count(count, unit)} -> {display_path(file)}")
-    overrides = " ".join(text for text in task.overrides if "environment" in text or "max_new_tokens" in text)
-    print_text(f"  played as {overrides or task.overrides[0]}; turns of each agent: {task.turns}")
+    all_overrides = list_arm_overrides(name, arm)
+    overrides = " ".join(text for text in all_overrides if "environment" in text or "max_new_tokens" in text)
+    print_text(f"  played as {overrides or all_overrides[0]}; turns of each agent of the team: {task.turns}")
     if task.game:
         print_text(
-            '  answer each seed with one line: {"seed": 0, "strategy": {AGENT: {INFORMATION: {ACTION: PROBABILITY}}}}'
+            f'  answer each seed with one line: {{"version": "{task_version(name)}", "seed": 0, '
+            '"strategy": {AGENT: {INFORMATION: {ACTION: PROBABILITY}}}}'
         )
     elif split == "train":
         print_text("  rows of the training split are not scored; leave split= out for those that are")
     else:
-        print_text('  answer each row with one line: {"seed": 0, "row": 0, "responses": [[AGENT, TEXT], ...]}')
-    print_text(f"  then: ippo-bench import RESPONSES.jsonl task={name} entry=NAME trainer='NAME VERSION'")
+        version = f'"version": "{task_version(name)}"'
+        print_text(
+            f'  answer each row with one line: {{{version}, "seed": 0, "row": 0, "responses": [[AGENT, TEXT], ...]}}'
+        )
+    of_arm = "" if arm == TEAM else f" arm={arm}"
+    print_text(f"  then: ippo-bench import RESPONSES.jsonl task={name} entry=NAME trainer='NAME VERSION'{of_arm}")
 
 
 def import_responses(own: Mapping[str, str], rest: Sequence[str], _: Sequence[str]) -> None:
@@ -105,9 +111,11 @@ def import_responses(own: Mapping[str, str], rest: Sequence[str], _: Sequence[st
     if known is not None and (known.task, known.entry) != (name, entry):
         rule = f"is the result of {known.entry} on {known.task}"
         raise ConfigError(f"to={display_path(file)}", rule, "use another file: to=FILE")
+    if known is not None:
+        _check_same_trainer(known, own.get("trainer", known.trainer), file)
     runs = score_file(Path(names[0]), name, arm)
-    others = [] if known is None else [run for run in known.runs if run.arm != arm]
-    arms = list(dict.fromkeys([*(known.arms if known else ()), *({arm} - {TEAM})]))
+    all_runs = [*([] if known is None else [run for run in known.runs if run.arm != arm]), *runs]
+    arms, imported = _expected_arms(name), {run.arm for run in all_runs}
     result = Result(
         schema=SCHEMA,
         task=name,
@@ -120,8 +128,8 @@ def import_responses(own: Mapping[str, str], rest: Sequence[str], _: Sequence[st
         differences=Differences.bounded,
         range=list(task.score_range),
         arms=arms,
-        missing={one: "no responses were imported" for one in _expected_arms(name) if one not in arms},
-        runs=[*others, *runs],
+        missing={one: "no responses were imported" for one in arms if one not in imported},
+        runs=all_runs,
         cross_play=[],
     )
     write_result(result, file)
@@ -130,6 +138,15 @@ def import_responses(own: Mapping[str, str], rest: Sequence[str], _: Sequence[st
     print_text(f"{entry} on {name}: {format_count(len(runs), 'run')} of {arm} -> {display_path(file)}")
     if result.missing:
         print_text(f"missing control arms: {' '.join(result.missing)}; import them with arm=NAME")
+
+
+def _check_same_trainer(known: Result, trainer: str, file: Path) -> None:
+    """Raise `ConfigError` if a result has the runs of another trainer, or of this program."""
+    remedy = "use another file: to=FILE"
+    if known.overrides:
+        raise ConfigError(f"to={display_path(file)}", "has the runs of ippo-bench run", remedy)
+    if known.trainer != trainer:
+        raise ConfigError(f"trainer={trainer}", f"was {known.trainer} in {display_path(file)}", remedy)
 
 
 def _expected_arms(name: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Files of other trainers: the rows that they answer, and the scores of their responses.
 
-A response is one JSON line: {"seed": 0, "row": 3, "responses": [["first", "ab"], ["second", "bc"]]}.
+A response is one JSON line: {"version": "1537ba8f", "seed": 0, "row": 3, "responses": [["first", "ab"], ...]}.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ippo_cli.user_code.errors import format_user_error
 
 MAX_SHOWN = 20  # mistakes in one message
 FIELDS = {"seed", "row", "responses", "strategy", "training", "version"}
-EXAMPLE = '{"seed": 0, "row": 3, "responses": [["first", "ab"], ["second", "bc"]]}'
+EXAMPLE = '{"version": "1537ba8f", "seed": 0, "row": 3, "responses": [["first", "ab"], ["second", "bc"]]}'
 
 
 def write_rows(name: str, arm: str, seeds: Sequence[int], file: Path, *, is_train: bool) -> int:
@@ -127,7 +127,7 @@ def _raise_mistakes(file: Path, mistakes: Sequence[tuple[int, str]]) -> None:
 def _read_lines(file: Path, name: str) -> _Lines:
     found = _Lines()
     try:
-        texts = file.read_text().splitlines()
+        texts = file.read_text(encoding="utf-8").split("\n")  # a text may contain other separators of lines
     except (OSError, UnicodeDecodeError) as error:
         raise PreflightError(f"{display_path(file)}: cannot be read ({error}); name a file of JSON lines") from error
     for line, text in enumerate(texts, start=1):
@@ -151,16 +151,21 @@ def _read_line(found: _Lines, line: int, text: str, name: str) -> None:
         found.note(line, f"has the unknown field {unknown[0]}; use {' '.join(sorted(FIELDS))}")
     elif not _is_count(seed):
         found.note(line, f"seed={seed!r} is not a whole number from 0; give the seed of the training")
-    elif "version" in record and record["version"] != task_version(name):
-        rule = f"version={record['version']} is another version of {name}, which is {task_version(name)} here"
-        found.note(line, f"{rule}; answer the rows of ippo-bench prompts {name} again")
-    elif "training" in record:
+    elif (version := record.get("version")) != task_version(name) and (version or record.keys() - {"seed", "training"}):
+        rule = "has no version" if version is None else f"version={version} is another version of {name}"
+        found.note(line, f"{rule}, which is {task_version(name)} here; answer the rows of ippo-bench prompts {name}")
+    else:
+        _read_content(found, line, seed, record)
+
+
+def _read_content(found: _Lines, line: int, seed: int, record: Mapping[str, Any]) -> None:
+    if "training" in record:
         _read_training(found, line, seed, record)
-    elif "strategy" in record:
+    if "strategy" in record:
         if seed in found.strategies:
             found.note(line, f"repeats seed {seed} of line {found.strategies[seed][0]}; keep one of them")
         found.strategies.setdefault(seed, (line, record["strategy"]))
-    else:
+    elif "training" not in record or record.keys() & {"row", "responses"}:
         _read_responses(found, line, seed, record)
 
 
@@ -170,6 +175,8 @@ def _read_training(found: _Lines, line: int, seed: int, record: Mapping[str, Any
         found.note(line, 'training is not {"tokens": ..., "episodes": ...}; write these two numbers')
     elif not all(map(_is_count, training.values())):
         found.note(line, f"training={training} has a value that is no whole number; leave unknown ones out")
+    elif seed in found.training:
+        found.note(line, f"repeats the training of seed {seed}, line {found.training[seed][0]}; keep one of them")
     else:
         found.training[seed] = line, training
 

@@ -10,19 +10,21 @@ from functools import partial
 from pathlib import Path
 
 from ippo_cli import __version__
-from ippo_cli.benchmark.baseline import INDEPENDENT_PPO, PRETRAINED, SMALL, list_settings
+from ippo_cli.benchmark.baseline import INDEPENDENT_PPO, SMALL, list_settings
 from ippo_cli.benchmark.result import ArmRun, CrossPlay, Result, write_result
 from ippo_cli.benchmark.tasks import BENCHMARK_TASKS, SCORE, BenchmarkTask
 from ippo_cli.benchmark.version import task_version
 from ippo_cli.config.commands import shell_command
 from ippo_cli.config.errors import ConfigError, PreflightError, combine_errors
+from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.controls.arms import OTHER_SEEDS, TEAM, ControlPlan, override_key, replace_keys
 from ippo_cli.controls.assess import cross_play_pairs, run_name
 from ippo_cli.controls.compare_arms import run_comparison
 from ippo_cli.controls.runs import ControlRun, Runs, read_cross_play, run_evaluation
-from ippo_cli.runs.folder import display_path, print_warning
+from ippo_cli.runs.folder import display_path, print_warning, write_atomically
 from ippo_cli.runs.output import print_text
 from ippo_cli.runs.records import RunRecord
+from ippo_cli.sweeps.folder import STOP_FILE
 
 RESULT_FILE = "result.json"
 ENTRY, SEEDS = "ippo", "5"  # defaults
@@ -47,7 +49,8 @@ def run_entry(name: str, own: Mapping[str, str], typed: Sequence[str], controls_
     task = BENCHMARK_TASKS[name]
     entry = own.get("entry", ENTRY)
     check_overrides(task, typed)
-    overrides = [*list_entry_overrides(task, typed), f"name={name}-{entry}"]
+    # The version: runs with former rules are not continued, and not published as those of these rules.
+    overrides = [*list_entry_overrides(task, typed), f"name={name}-{entry}-{task_version(name)}"]
     controls = list_control_settings(task, own)
     target = Path(own["to"]) if "to" in own else None
     run_comparison(
@@ -77,12 +80,11 @@ def list_entry_overrides(task: BenchmarkTask, typed: Sequence[str]) -> list[str]
 
     A group that the entry chooses, such as `actor=full`, replaces all settings of the baseline in this group.
     """
-    scale = SMALL if task.is_from_scratch else PRETRAINED
     groups = tuple(
         f"{override_key(text)}." for text in typed if "." not in override_key(text) and "=" in text and "/" not in text
     )
     metric = [] if task.metric == SCORE else [f"task.primary_metric={task.metric}"]
-    baseline = [*EVERY_RUN, *list_settings(task, INDEPENDENT_PPO, scale), *metric]
+    baseline = [*EVERY_RUN, *list_settings(task, INDEPENDENT_PPO, SMALL), *metric]
     defaults = [
         text for text in baseline if text in task.overrides or not override_key(text).startswith(groups or ("\0",))
     ]
@@ -102,8 +104,8 @@ def list_control_settings(task: BenchmarkTask, own: Mapping[str, str]) -> list[s
 
 
 def _write_entry(name: str, entry: str, target: Path | None, plan: ControlPlan, folder: Path, runs: Runs) -> None:
-    """Write the result of the finished runs, if the team has one."""
-    if not any(run.score is not None for (arm, _), run in runs.items() if arm == TEAM):
+    """Write the result of the finished runs, if the team has one. After a signal the same command writes it later."""
+    if (folder / STOP_FILE).exists() or not any(run.score is not None for (arm, _), run in runs.items() if arm == TEAM):
         return
     task = BENCHMARK_TASKS[name]
     found: list[ArmRun] = []
@@ -130,7 +132,7 @@ def _write_entry(name: str, entry: str, target: Path | None, plan: ControlPlan, 
         entry=entry,
         trainer=f"ippo-cli {__version__}",
         metric=task.score_name,
-        overrides=list(plan.team),
+        overrides=mask_secrets(list(plan.team)),
         alpha=plan.alpha,
         differences=plan.differences,
         range=list(task.score_range),
@@ -148,7 +150,7 @@ def _to_arm_run(task: BenchmarkTask, arm: str, run: ControlRun) -> ArmRun:
     score, error = run.score, None if run.score is not None else run.error or "no score"
     if score is not None and task.game is not None:
         try:
-            score = read_exploitability(run.folder)
+            score = read_nash_conv(run.folder)
         except PreflightError as failure:
             print_warning(str(failure))
             score, error = None, str(failure)
@@ -163,13 +165,14 @@ def _to_arm_run(task: BenchmarkTask, arm: str, run: ControlRun) -> ArmRun:
     )
 
 
-def read_exploitability(run: Path) -> float:
-    """Return the negative NashConv of a run's last checkpoint, computed once. Raises `PreflightError`."""
-    pattern = "exploitability-*.json"
-    known = sorted((run / "evaluations").glob(pattern))
-    keys = (f"run={run}", "exploitability=exact")
-    record = json.loads(known[-1].read_text()) if known else run_evaluation(run, keys, pattern)
-    return min(-float(record["exploitability"]["nash_conv"]), 0.0)
+def read_nash_conv(run: Path) -> float:
+    """Return the negative NashConv of a finished run, computed once. Raises `PreflightError`."""
+    file = run.parent / "nash_conv" / f"{run.name}.json"  # evaluations of the run may be of other checkpoints
+    if not file.is_file():
+        record = run_evaluation(run, (f"run={run}", "exploitability=exact"), "exploitability-*.json")
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, json.dumps({"nash_conv": float(record["exploitability"]["nash_conv"])}) + "\n")
+    return min(-json.loads(file.read_text())["nash_conv"], 0.0)
 
 
 def list_seeds(own: Mapping[str, str]) -> range:

@@ -47,7 +47,6 @@ class BenchmarkTask:
     score_range: tuple[float, float] = (0.0, 1.0)  # of the score, which confidence sequences need
     single: tuple[str, ...] = ()  # overrides of one agent that does the work of the team; empty: there are none
     arms: tuple[str, ...] | None = None  # control arms; None: all that the task admits
-    is_from_scratch: bool = True  # small models with a warm start; False: needs actor.model
     rate: float = 1.0  # factor of the learning rates of the scale
     warm_start_steps: int = WARM_START  # supervised steps on valid answers, of models without pretrained weights
 
@@ -220,7 +219,7 @@ BENCHMARK_TASKS: dict[str, BenchmarkTask] = {
     ),
     # A best response leads to situations that play does not reach, so that only the enumerated game has its score.
     "kuhn": BenchmarkTask(
-        about="Kuhn poker with three cards: negative exploitability of both",
+        about="Kuhn poker with three cards: negative NashConv of both",
         kind=Kind.zero_sum,
         turns="1 or 2",
         overrides=(*list_world_overrides("kuhn"), *SEES_ALL, "task.eval_size=60"),

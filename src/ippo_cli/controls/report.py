@@ -16,7 +16,7 @@ from ippo_cli.controls.arms import OTHER_SEEDS, SINGLE_SAMPLES, SINGLE_TOKENS, T
 from ippo_cli.controls.assess import MAX_SEEDS, UNDECIDED, ArmResult, minimum_seeds, run_name
 from ippo_cli.controls.runs import Runs
 from ippo_cli.controls.settings import Differences
-from ippo_cli.runs.folder import write_atomically
+from ippo_cli.runs.folder import display_path, write_atomically
 
 JSON_FILE, PAGE_FILE = "controls.json", "controls.md"
 HEADINGS = ("arm", "seeds", "difference", "verdict", "tokens", "to decide")
@@ -39,10 +39,12 @@ def check_same_comparison(plan: ControlPlan, folder: Path) -> None:
     try:
         known = json.loads((folder / JSON_FILE).read_text())
         alpha, arms, differences, limits = (known[key] for key in ("alpha", "arms", "differences", "range"))
+        former: dict[str, list[str]] = {TEAM: known["team"], **arms}
     except FileNotFoundError:
         return
     except (ValueError, KeyError, TypeError) as error:
         raise ResumeError(f"{folder / JSON_FILE} cannot be read ({error})") from error
+    _check_same_overrides(plan, former, folder)
     remedy = "use the earlier value, or another folder: controls.to=FOLDER"
     if alpha != plan.alpha:
         raise ConfigError(f"controls.alpha={plan.alpha:g}", f"was {alpha:g} before the first seed", remedy)
@@ -56,6 +58,18 @@ def check_same_comparison(plan: ControlPlan, folder: Path) -> None:
     if limits is not None and (low > limits[0] or high < limits[1]):
         rule = f"is narrower than [{limits[0]:g},{limits[1]:g}], which was chosen before the first seed"
         raise ConfigError(f"controls.range=[{low:g},{high:g}]", rule, remedy)
+
+
+def _check_same_overrides(plan: ControlPlan, former: Mapping[str, list[str]], folder: Path) -> None:
+    """Raise `ConfigError` if a folder has runs of another team, or of arms with other overrides."""
+    own = {TEAM: plan.team, **plan.arms}
+    for name in own.keys() & former.keys():
+        if changed := set(mask_secrets(list(own[name]))) ^ set(former[name]):
+            raise ConfigError(
+                f"controls.to={display_path(folder)}",
+                f"has runs of {name} with other overrides: {' '.join(sorted(changed))}",
+                "use these again, or another folder: controls.to=FOLDER",
+            )
 
 
 def format_terminal(plan: ControlPlan, results: Mapping[str, ArmResult], runs: Runs) -> str:
