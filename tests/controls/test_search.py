@@ -182,7 +182,7 @@ def test_statistics_are_fixed_before_the_first_seed(tmp_path: Path) -> None:
 def test_folder_keeps_the_runs_of_one_team(tmp_path: Path) -> None:
     write_report(PLAN, tmp_path, assess_arms(PLAN, tmp_path, {}), {})
     for changed in (replace(PLAN, team=("task=relay",)), replace(PLAN, arms=dict.fromkeys(PLAN.arms, ("y=2",)))):
-        with pytest.raises(ConfigError, match="with other overrides: .*another folder"):
+        with pytest.raises(ConfigError, match=r"with other overrides: .*another folder"):
             check_same_comparison(changed, tmp_path)
 
 
