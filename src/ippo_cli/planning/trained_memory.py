@@ -50,7 +50,7 @@ class EngineModel:
     dtype: Dtype
     has_checkpoints: bool  # whether activations are recomputed in the backward pass
     is_actor: bool
-    trained_agents: int  # agents with these weights, whose losses train them
+    trained_agents: int  # that share these weights
 
     @property
     def width(self) -> int:
