@@ -111,6 +111,7 @@ def test_messages_that_templates_do_not_decide_stay(overrides: list[str], messag
         (["task=sorting_solo"], "has one agent"),
         (["controls.range=[0,inf]"], "is not a lower and an upper limit"),
         (["controls.range=[nan,1]"], "is not a lower and an upper limit"),
+        (["controls.range=[0,1]", "controls.differences=normal"], "has no effect with controls.differences=normal"),
         (["controls.arms=[]"], "names no arm; use some of"),
         (["controls.arms=[shared_policy]", "controls.single=task=sorting_sol"], "has no effect without an arm single"),
         (["controls.arms=[shared_policy]", "controls.no_messages=seed=1"], "has no effect without an arm no_messages"),
@@ -123,8 +124,10 @@ def test_wrong_arguments(argv: list[str], message: str) -> None:
     assert raised.value.exit_code == 2
 
 
-def test_normal_differences_need_no_known_range() -> None:
-    assert plan("task=sorting", "reward.agent_weight=1", "controls.differences=normal").score_range is None
+@pytest.mark.parametrize("reward", ["reward.agent_weight=1", "reward.agent_weight=0"])
+def test_normal_differences_have_no_range(reward: str) -> None:
+    """Not even a known one: no interval depends on it, so scores are not compared with it."""
+    assert plan("task=sorting", reward, "controls.differences=normal").score_range is None
 
 
 def test_equal_overrides_have_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.config.errors import ConfigError, IppoError, ResumeError, StorageError
+from ippo_cli.config.errors import ConfigError, ResumeError, StorageError
 from ippo_cli.controls.arms import ControlPlan
 from ippo_cli.controls.compare_arms import ControlSearch, check_folder
 from ippo_cli.controls.settings import Differences
@@ -69,13 +69,19 @@ class FailingSearch(IndependentJobs):
 
     total = 1
 
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
     def new_rows(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
         if rows[0].state == "running":
-            raise ConfigError("key=1", "is wrong", "use 2")
+            raise self._error
         return []
 
 
-def test_error_of_a_search_stops_running_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ConfigError("key=1", "is wrong", "use 2"), KeyError("is wrong")])
+def test_error_of_a_search_stops_running_jobs(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = JobRow(job=1, overrides=[], folder="a")
     create_sweep_file(tmp_path, [], [row])
     started: list[subprocess.Popen[bytes]] = []
@@ -88,8 +94,8 @@ def test_error_of_a_search_stops_running_jobs(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(JobPool, "start", start)
     context = SweepContext(tmp_path, "host", 1, (), (), False, 1, "attempt")
-    with pytest.raises(IppoError, match="is wrong"):
-        run_search(FailingSearch(), context, 1, lambda _: {}, {1: {}})
+    with pytest.raises(type(error), match="is wrong"):
+        run_search(FailingSearch(error), context, 1, lambda _: {}, {1: {}})
     assert started[0].returncode == -signal.SIGTERM
 
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.controls.arms import ControlPlan
-from ippo_cli.controls.assess import assess_arms, estimate_more, minimum_seeds
+from ippo_cli.controls.assess import assess_arms, check_scores, difference_bounds, estimate_more, minimum_seeds
 from ippo_cli.controls.compare_arms import ControlSearch
 from ippo_cli.controls.report import check_same_comparison, format_terminal, write_report
 from ippo_cli.controls.runs import Runs, read_runs
@@ -165,6 +166,17 @@ def test_score_out_of_range_is_an_error(tmp_path: Path) -> None:
         comparison.run_round()
     comparison.search.plan = replace(PLAN, score_range=(0.0, 2.0))
     assert comparison.run_round() != []
+
+
+def test_rounding_of_scores_is_within_the_range() -> None:
+    """The mean of four float32 scores of 0.3 is 0.30000001192."""
+    plan, rounded = replace(PLAN, score_range=(0.0, 0.3)), float(torch.full([4], 0.3).mean())
+    check_scores(plan, {"team-3": [rounded, -1e-9]})
+    for score in (0.300001, -1e-6):
+        with pytest.raises(ConfigError, match=r"range=\[0,0.3\] does not contain"):
+            check_scores(plan, {"team-3": [score]})
+    largest, larger = (difference_bounds([top] * 9, plan.differences, (0.0, 0.3), 0.1) for top in (0.3, rounded))
+    assert larger == largest
 
 
 def test_statistics_are_fixed_before_the_first_seed(tmp_path: Path) -> None:

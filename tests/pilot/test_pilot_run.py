@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rank_scripts import finish, read_output, start_ranks
 from small import SMALL, open_trainer, rows, small_config, train
+from torch import Tensor
 
 from ippo_cli.cli.start_pilot import start_pilot
+from ippo_cli.config.batch_sizes import compute_batch_sizes
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.pilot import gradient
 from ippo_cli.pilot.measure import measure
+from ippo_cli.pilot.sample import collect_sample
 from ippo_cli.pilot.size import PilotSize
+from ippo_cli.planning.model_specs import read_model_specs
+from ippo_cli.planning.resources import estimate_run_memory
+from ippo_cli.planning.trained_memory import PILOT_PARTS
 from ippo_cli.runs.records import find_runs
+from ippo_cli.tasks.task import load_task
+from ippo_cli.types import StepContext
 
 PILOT = ("mode=pilot", "num_iterations=4", "actor.warmup_iterations=0")
 
@@ -58,6 +69,52 @@ def test_teams_and_critics(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     assert 0 < found.tokens <= 16 * 16
     assert all(policy.step is not None and policy.step.at_configured_rate.kl.value >= 0 for policy in found.policies)
     assert set(found.critics) == (set() if "algorithm=grpo" in overrides else {"low", "high"})
+
+
+class DeviceTensor:
+    """A tensor on a device: it has to be moved to the host before another gradient is computed."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value = value
+
+    def cpu(self) -> Tensor:
+        return self._value
+
+
+def count_living(tensors: list[weakref.ref[Tensor]]) -> int:
+    return sum(tensor.numel() for one in tensors if (tensor := one()) is not None)
+
+
+def test_gradients_of_a_shared_policy_fit_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts the gradients that exist at once, in elements of the policy."""
+    wholes: list[weakref.ref[Tensor]] = []
+    shares: list[weakref.ref[Tensor]] = []
+    held: list[tuple[int, int]] = []  # elements of whole gradients and of shares
+    compute, share = gradient._policy_gradient, gradient.own_share
+
+    def record(found: list[Tensor], kind: list[weakref.ref[Tensor]]) -> list[Tensor]:
+        kind.extend(map(weakref.ref, found))
+        held.append((count_living(wholes), count_living(shares)))
+        return found
+
+    monkeypatch.setattr(gradient, "_policy_gradient", lambda *given: record(compute(*given), wholes))
+    monkeypatch.setattr(gradient, "own_share", lambda whole: [*map(DeviceTensor, record(share(whole), shares))])
+    overrides = (*PILOT, "team=shared_policy", "algorithm.entropy_coef=0.01")
+    with open_trainer(tmp_path, *overrides) as trainer:
+        sizes = {"generations": 1, "repeats": 0, "repeated_prompts": 0, "episode_tokens": 16, "run_tokens": 1024}
+        sample = collect_sample(trainer, PilotSize(prompts=2 * PILOT_PARTS, **sizes))
+        (learner,) = (one for one in trainer.state.team.learners if one.is_policy)
+        context = StepContext(seed=1, iteration=0, num_iterations=4)
+        gradient.measure_gradient(trainer, sample, learner, context)
+        trained = sum(map(torch.numel, learner.engine.module.parameters()))
+        assert gradient.measure_bonus(trainer, sample, learner, context) > 0
+        task = load_task(trainer.config.task, trainer.config.seed)
+        specs, batches = read_model_specs(trainer.config, task), compute_batch_sizes(trainer.config, 1, len(task.train))
+        planned = estimate_run_memory(trainer.config, batches, task, specs, 1, "cpu", 0).trained[0]
+    floats = (planned.measuring_bytes - planned.training_bytes) / planned.shape.trained_parameters / 4
+    assert max(whole for whole, _ in held) == trained, "one whole gradient at a time"
+    assert held[-1][1] <= 2 * trained, "the entropy bonus needs two gradients after the parts are freed"
+    assert max(map(sum, held)) / trained + 1 + 2 == floats, "a micro-batch's, and two copies of weights of the step"
 
 
 def test_pilot_writes_reports_and_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

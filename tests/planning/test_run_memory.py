@@ -13,6 +13,7 @@ from ippo_cli.config import vllm
 from ippo_cli.config.batch_sizes import compute_batch_sizes
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.schema import Config
+from ippo_cli.planning import trained_memory
 from ippo_cli.planning.memory import GIB
 from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
 from ippo_cli.planning.plan import show_memory
@@ -145,11 +146,23 @@ def test_measurement_of_agents_gradients_needs_their_shares(tmp_path: Path) -> N
         assert one.update_bytes == max(without.update_bytes, one.measuring_bytes) > without.update_bytes
 
 
-def test_pilot_needs_a_gradient_of_each_policy(tmp_path: Path) -> None:
-    run, pilot = (small_config(tmp_path, *mode)[0] for mode in ((), ("mode=pilot",)))
-    for device, copies in (("cuda", 1), ("cpu", 6)):
-        (actor, critic) = next(iter(estimate(pilot, 1, device)[1].by_ranks.values())).trained[:2]
-        (plain, _) = next(iter(estimate(run, 1, device)[1].by_ranks.values())).trained[:2]
-        needed = actor.shape.trained_parameters * (actor.bytes_per_weight + 4 * (1 + copies))
-        assert actor.measuring_bytes - actor.training_bytes == needed
-        assert (plain.measuring_bytes, critic.measuring_bytes) == (0, 0)
+def planned_copies(config: Config, ranks: int, device: str) -> list[float]:
+    """By trained model, float32 copies of its trained weights that a measurement holds beside a micro-batch's."""
+    models = next(iter(estimate(config, ranks, device)[1].by_ranks.values())).trained
+    needed = [(model, model.measuring_bytes and model.measuring_bytes - model.training_bytes) for model in models]
+    return [max(size / model.shape.trained_parameters - model.bytes_per_weight, 0.0) / 4 for model, size in needed]
+
+
+def test_pilot_plans_gradients_of_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pilot on one CPU holds is counted in `tests/pilot`."""
+    pilot = small_config(tmp_path, "mode=pilot", "team=shared_policy")[0]
+    actor, critic = planned_copies(pilot, 1, "cpu")
+    assert critic == 0
+    assert planned_copies(small_config(tmp_path, "team=shared_policy")[0], 1, "cpu")[0] == 0
+    assert planned_copies(pilot, 1, "cuda")[0] == 2, "one gradient and its share, before it moves to the host"
+    assert planned_copies(pilot, 2, "cuda")[0] == 1.5
+    assert planned_copies(pilot, 2, "cpu")[0] == actor - 32 / 2, "only the parts are sharded"
+    monkeypatch.setattr(trained_memory, "MAX_PILOT_BYTES", 2**10)
+    assert planned_copies(pilot, 1, "cpu")[0] == actor - 2 * 12, "four parts of both agents"
+    model_parallel = replace(pilot, deepspeed=replace(pilot.deepspeed, sequence_parallel=2))
+    assert planned_copies(model_parallel, 2, "cpu")[0] == 0

@@ -63,7 +63,7 @@ def build_plan(typed: Sequence[str], settings: ControlsConfig) -> ControlPlan:
         raise ConfigError(
             f"task.kind={config.task.kind}", "has one agent, and a comparison is about a team", "use a task of several"
         )
-    limits = find_score_range(config) if settings.range is None else (settings.range[0], settings.range[1])
+    limits = _score_range(config, settings)
     if limits is None and settings.differences is Differences.bounded:
         raise ConfigError(
             f"task.primary_metric={config.task.primary_metric}",
@@ -105,6 +105,20 @@ def build_plan(typed: Sequence[str], settings: ControlsConfig) -> ControlPlan:
         seeds=settings.seeds,
         alpha=settings.alpha,
     )
+
+
+def _score_range(config: Config, settings: ControlsConfig) -> tuple[float, float] | None:
+    """The range that bounded differences need. Raises `ConfigError` for one that normal differences do not read."""
+    typed = settings.range
+    if settings.differences is Differences.bounded:
+        return find_score_range(config) if typed is None else (typed[0], typed[1])
+    if typed is not None:
+        raise ConfigError(
+            f"{PREFIX}range=[{typed[0]:g},{typed[1]:g}]",
+            f"has no effect with {PREFIX}differences=normal",
+            f"leave it out, or use {PREFIX}differences=bounded",
+        )
+    return None
 
 
 def _arm_builders(config: Config, settings: ControlsConfig) -> dict[str, Callable[[], list[str]]]:

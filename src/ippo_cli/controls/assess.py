@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
+from torch import Tensor
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.controls.arms import OTHER_SEEDS, SINGLE_SAMPLES, SINGLE_TOKENS, TEAM, ControlPlan
@@ -22,6 +23,7 @@ from ippo_cli.formulas.confidence_sequences import (
 
 BETTER, WORSE, UNDECIDED = "team better", "team worse", "undecided"
 MAX_SEEDS = 200  # further seeds in an estimate
+ROUNDING = 1e-6  # of float32 scores, as a fraction of their range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +58,17 @@ def assess_arms(plan: ControlPlan, folder: Path, runs: Runs) -> dict[str, ArmRes
 
 
 def check_scores(plan: ControlPlan, evaluated: Mapping[str, Sequence[float]]) -> None:
-    """Raise `ConfigError` for a score out of range, with which no interval holds. `evaluated`: scores by run."""
+    """Raise `ConfigError` for a score out of range by more than rounding, with which no interval holds.
+
+    `evaluated`: scores by run.
+    """
     if plan.score_range is None:
         return
     low, high = plan.score_range
+    tolerance = ROUNDING * (high - low)
     for name, scores in evaluated.items():
         for score in scores:
-            if not low <= score <= high:
+            if not low - tolerance <= score <= high + tolerance:
                 raise ConfigError(
                     f"controls.range=[{low:g},{high:g}]",
                     f"does not contain the score {score:g} of {name}",
@@ -172,7 +178,7 @@ def difference_bounds(
         lower, upper = normal_confidence_sequence(values, alpha)
         return lower.tolist(), upper.tolist()
     width = _width(score_range)
-    bounds = confidence_sequence(0.5 + values / width, alpha)
+    bounds = confidence_sequence(_scale_differences(values, width), alpha)
     lower, upper = (((bound - 0.5) * width).tolist() for bound in bounds)
     return lower, upper
 
@@ -181,6 +187,11 @@ def _width(score_range: tuple[float, float] | None) -> float:
     """The length of [low - high, high - low], the range of differences."""
     assert score_range is not None
     return 2 * (score_range[1] - score_range[0])
+
+
+def _scale_differences(values: Tensor, width: float) -> Tensor:
+    """Differences `[n]` in units of their range, in [0, 1]: rounded scores may be a little out of it."""
+    return (0.5 + values / width).clamp(0.0, 1.0)
 
 
 def estimate_more(differences: Sequence[float], plan: ControlPlan) -> int | None:
@@ -202,7 +213,7 @@ def _first_verdict(differences: Sequence[float], plan: ControlPlan) -> int | Non
         lower, upper = normal_confidence_sequence(values, plan.alpha_per_arm)
         reached = (lower > 0) | (upper < 0)
     else:
-        values = 0.5 + values / _width(plan.score_range)
+        values = _scale_differences(values, _width(plan.score_range))
         capital = hedged_log_capital(values, torch.tensor(0.5, dtype=torch.double), plan.alpha_per_arm)
         reached = capital >= -math.log(plan.alpha_per_arm)
     return int(reached.nonzero()[0]) + 1 if reached.any() else None

@@ -13,20 +13,16 @@ from torch import Tensor
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.algorithms.objectives import PolicyObjective
-from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed, progress
 from ippo_cli.pilot.sample import PilotSample
 from ippo_cli.pilot.statistics import GradientSignal, measure_signal
+from ippo_cli.planning.trained_memory import FEWEST_PILOT_PARTS, FP32_BYTES, PILOT_PARTS, count_pilot_parts
 from ippo_cli.training.methods.method import Method
 from ippo_cli.training.methods.role_gradients import own_share, scalar_product, split_roles
 from ippo_cli.training.minibatches import concatenate_agents, iterate_minibatches
 from ippo_cli.training.team_update import LearnerRows, PlacedUpdates
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Minibatch, StepContext
-
-PARTS = 16  # of the sample; their gradients are stored at once, in host memory
-MAX_BYTES = 2**31  # of a rank's stored gradients; `FEWEST_PARTS` if it would be more
-FEWEST_PARTS = 4  # fewer have no interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +31,6 @@ class PolicyGradient:
 
     whole: GradientSignal
     by_agent: Mapping[str, GradientSignal]  # of the agents with these weights: of the losses on their own rows
-
-
-def has_whole_gradients(config: Config) -> bool:
-    """Whether engines can compute gradients of whole parameters."""
-    deepspeed = config.deepspeed
-    return deepspeed.stage < 3 and deepspeed.ranks_per_group == 1
 
 
 def measure_gradient(trainer: Trainer, sample: PilotSample, learner: Learner, context: StepContext) -> PolicyGradient:
@@ -55,8 +45,8 @@ def measure_gradient(trainer: Trainer, sample: PilotSample, learner: Learner, co
         if learner.group.is_member:
             with nullcontext() if learner.group.is_world else learner.group.activate():
                 batch = build_batch(learner, rows, context)
-                gradients = _gradients_by_agent(learner, batch, context)
-                gradients_by_part.append([[share.cpu() for share in own_share(gradient)] for gradient in gradients])
+                # A comprehension would keep the previous whole gradient while the next one is computed.
+                gradients_by_part.append([*map(_keep_share, _gradients_by_agent(learner, batch, context))])
                 counts = [own.sample_counts.sum() for own in rows.targets.values()]
                 count += int(distributed.all_sum_groups(torch.stack(counts).sum()))
     found = None
@@ -92,8 +82,8 @@ def _compare_bonus(learner: Learner, batch: Minibatch | None, context: StepConte
     assert isinstance(objective, PolicyObjective)
     without = copy(learner)
     without.objective = replace(objective, config=replace(objective.config, entropy_coef=0.0))
-    whole = own_share(_policy_gradient(learner, batch, context))
-    rest = own_share(_policy_gradient(without, batch, context))
+    whole = _keep_share(_policy_gradient(learner, batch, context))
+    rest = _keep_share(_policy_gradient(without, batch, context))
     bonus = [one - other for one, other in zip(whole, rest, strict=True)]
     local = torch.stack([scalar_product(bonus, bonus), scalar_product(rest, rest)])
     squares = distributed.all_sum(local.to(next(learner.engine.module.parameters()).device)).tolist()
@@ -133,12 +123,13 @@ def build_batch(learner: Learner, rows: LearnerRows, context: StepContext) -> Mi
 
 def _count_parts(trainer: Trainer, learner: Learner, prompts: int) -> int:
     """Parts with at least two prompts each, so that few of them lack a score."""
-    size = 0
+    parts = PILOT_PARTS
     if learner.group.is_member:
         trained = sum(param.numel() for param in learner.engine.module.parameters() if param.requires_grad)
-        size = 4 * trained * PARTS * len(learner.agent_names) // learner.group.size
-    fits = not distributed.any_rank(size > MAX_BYTES)
-    return max(min(PARTS if fits else FEWEST_PARTS, prompts // 2), 2)
+        parts = count_pilot_parts(FP32_BYTES * trained * len(learner.agent_names) / learner.group.size)
+    if distributed.any_rank(parts < PILOT_PARTS):
+        parts = FEWEST_PILOT_PARTS
+    return max(min(parts, prompts // 2), 2)
 
 
 def _gradients_by_agent(learner: Learner, batch: Minibatch | None, context: StepContext) -> Iterator[list[Tensor]]:
@@ -151,6 +142,11 @@ def _gradients_by_agent(learner: Learner, batch: Minibatch | None, context: Step
     else:
         for _, part in split_roles(learner, batch):
             yield _policy_gradient(learner, part, context)
+
+
+def _keep_share(gradient: Sequence[Tensor]) -> list[Tensor]:
+    """This rank's share of a gradient, in host memory."""
+    return [share.cpu() for share in own_share(gradient)]
 
 
 def _policy_gradient(learner: Learner, batch: Minibatch, context: StepContext) -> list[Tensor]:

@@ -14,11 +14,12 @@ from ippo_cli.config.schema import UpdateOrder
 from ippo_cli.diagnosis.finding import Row
 from ippo_cli.engine import distributed
 from ippo_cli.pilot.critic import CriticFit, fit_critics
-from ippo_cli.pilot.gradient import PolicyGradient, has_whole_gradients, measure_bonus, measure_gradient
+from ippo_cli.pilot.gradient import PolicyGradient, measure_bonus, measure_gradient
 from ippo_cli.pilot.sample import PilotSample, collect_sample
 from ippo_cli.pilot.size import PilotSize
 from ippo_cli.pilot.statistics import Estimate, ScoreSpread, measure_repeatability, measure_spread
 from ippo_cli.pilot.step import PolicyStep, first_full_iteration, measure_step
+from ippo_cli.planning.trained_memory import has_whole_gradients
 from ippo_cli.reporting.iteration_metrics import iteration_row
 from ippo_cli.reporting.samples import SampleDetails, sample_rows
 from ippo_cli.reporting.token_values import tokens_by_turn

@@ -179,6 +179,7 @@ def _actor_model(
             dtype=actor.dtype,
             has_checkpoints=actor.gradient_checkpointing,
             is_actor=True,
+            trained_agents=len(trained_agents_by_policy(config)[holder]),
         ),
         EngineInput(
             max_row_tokens=longest,
@@ -215,6 +216,7 @@ def _critic_model(
             dtype=model.dtype,
             has_checkpoints=model.gradient_checkpointing,
             is_actor=False,
+            trained_agents=len(names),
         ),
         EngineInput(
             max_row_tokens=max(shapes[agent].critic_row_tokens or shapes[agent].length.row_tokens for agent in names),

@@ -18,6 +18,10 @@ LOGIT_CHUNK_ELEMENTS = 1 << 26  # see `agents/build.py`
 # Bytes per token and bin of a categorical value head: float32 outputs, in states, and their softmax; in training also
 # masked, with log-probabilities, targets and gradients.
 BIN_BYTES, TRAINED_BIN_BYTES = 12, 28
+# `mode=pilot` measures gradients of parts of its sample, and keeps them in host memory.
+PILOT_PARTS = 16
+MAX_PILOT_BYTES = 2**31  # of a rank's gradients of all parts; `FEWEST_PILOT_PARTS` if they would be more
+FEWEST_PILOT_PARTS = 4  # fewer have no interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class EngineModel:
     dtype: Dtype
     has_checkpoints: bool  # whether activations are recomputed in the backward pass
     is_actor: bool
+    trained_agents: int  # that share these weights
 
     @property
     def width(self) -> int:
@@ -63,9 +68,9 @@ def estimate_trained_model(
     parameters = shape.trained_parameters - shape.split_elements * (per_replica - 1) // per_replica
     memory = _estimate_engine(config, model, parameters, ranks, device)
     training_bytes = _estimate_training_pass(config, model, read, device)
-    parts, copies = 0.0, read.gradient_parts + _count_pilot_copies(config, model, device)
+    parts, copies = 0.0, read.gradient_parts / ranks + _count_pilot_copies(config, model, parameters, ranks, device)
     if copies:  # a gradient of a micro-batch, the sum of one part, and this rank's shares of all
-        parts = parameters * (width + FP32_BYTES * (1 + copies / ranks))
+        parts = parameters * (width + FP32_BYTES * (1 + copies))
     return TrainedModel(
         name=model.name,
         shape=shape,
@@ -80,14 +85,29 @@ def estimate_trained_model(
     )
 
 
-def _count_pilot_copies(config: Config, model: EngineModel, device: str) -> int:
-    """Copies of a policy's trained weights in float32 that `mode=pilot` keeps at once.
+def has_whole_gradients(config: Config) -> bool:
+    """Whether engines can compute gradients of whole parameters."""
+    deepspeed = config.deepspeed
+    return deepspeed.stage < 3 and deepspeed.ranks_per_group == 1
 
-    Gradients of four parts or more, the weights before a step and their change are in host memory.
+
+def count_pilot_parts(gradient_bytes: float) -> int:
+    """Parts of a pilot's sample with gradients; `gradient_bytes`: those of one part and all agents on a rank."""
+    return PILOT_PARTS if PILOT_PARTS * gradient_bytes <= MAX_PILOT_BYTES else FEWEST_PILOT_PARTS
+
+
+def _count_pilot_copies(config: Config, model: EngineModel, parameters: int, ranks: int, device: str) -> float:
+    """Copies of a policy's trained weights in float32 that `mode=pilot` keeps on a rank beside one gradient.
+
+    On a GPU: this rank's share of that gradient; the others are in host memory. On the CPU: its shares of the gradients
+    of all parts and agents, and the whole weights before a step and their change.
     """
-    if config.mode is not Mode.pilot or not model.is_actor:
-        return 0
-    return 6 if device == "cpu" else 1
+    if config.mode is not Mode.pilot or not model.is_actor or config.deepspeed.ranks_per_group > 1:
+        return 0.0
+    shares = model.trained_agents / ranks if has_whole_gradients(config) else 0.0
+    if device != "cpu":
+        return min(shares, 1 / ranks)
+    return count_pilot_parts(FP32_BYTES * parameters * shares) * shares + 2
 
 
 def _estimate_engine(config: Config, model: EngineModel, parameters: int, ranks: int, device: str) -> EngineMemory:

@@ -73,13 +73,13 @@ def run_search(
 ) -> None:
     """Run waiting jobs and those that the search generates, until none are left or a signal stops the sweep.
 
-    `plains`: by job, the configurations of jobs that are already composed. An error of the search stops running jobs,
-    which save first.
+    `plains`: by job, the configurations of jobs that are already composed. Any error of the search stops running jobs,
+    which save first: none trains on while its row is closed.
     """
     pool = JobPool(context, max_parallel)
     try:
         _run_pool(pool, search, context, make, plains)
-    except IppoError:
+    except Exception:
         pool.stop()
         raise
 
