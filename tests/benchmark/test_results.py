@@ -11,7 +11,7 @@ import pytest
 
 from ippo_cli.benchmark.commands import run_subcommand
 from ippo_cli.benchmark.result import ArmRun, CrossPlay, Result, read_result, write_result
-from ippo_cli.benchmark.run import list_entry_overrides, read_nash_conv
+from ippo_cli.benchmark.run import list_control_settings, list_entry_overrides, read_nash_conv
 from ippo_cli.benchmark.table import compare_with_arms, format_results, list_verdicts, read_results, replace_block
 from ippo_cli.benchmark.tasks import BENCHMARK_TASKS
 from ippo_cli.benchmark.version import task_version
@@ -159,6 +159,14 @@ def test_groups_of_an_entry_replace_those_of_the_baseline() -> None:
     removed = {text for text in baseline if text.startswith("actor.")} | {"algorithm.ppo_epochs=4"}
     assert [text for text in baseline if text not in removed] == found[:-4]
     assert set(task.overrides) < set(found)
+
+
+def test_settings_of_controls_follow_the_task() -> None:
+    task = BENCHMARK_TASKS["kuhn"]
+    assert "controls.range=[-4,0]" in list_control_settings(task, {})
+    found = list_control_settings(task, {"controls.differences": "normal", "seeds": "3"})
+    assert [text.partition("=")[0] for text in found] == ["controls.seeds", "controls.arms", "controls.differences"]
+    assert found[0] == "controls.seeds=3"
 
 
 def test_nash_conv_is_evaluated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from ippo_cli.controls.arms import OTHER_SEEDS, TEAM, ControlPlan, override_key,
 from ippo_cli.controls.assess import cross_play_pairs, run_name
 from ippo_cli.controls.compare_arms import run_comparison
 from ippo_cli.controls.runs import ControlRun, Runs, read_cross_play, run_evaluation
+from ippo_cli.controls.settings import Differences
 from ippo_cli.runs.folder import display_path, print_warning, write_atomically
 from ippo_cli.runs.output import print_text
 from ippo_cli.runs.records import RunRecord
@@ -95,7 +96,9 @@ def list_control_settings(task: BenchmarkTask, own: Mapping[str, str]) -> list[s
     """Return the settings of ippo-controls: the typed ones, and those of the task for others."""
     typed = {key: value for key, value in own.items() if key.startswith("controls.")}
     arms = typed.get("controls.arms", "" if task.arms is None else f"[{','.join(task.arms)}]")
-    settings = {"controls.seeds": own.get("seeds", SEEDS), "controls.range": "[{:g},{:g}]".format(*task.score_range)}
+    settings = {"controls.seeds": own.get("seeds", SEEDS)}
+    if typed.get("controls.differences") != Differences.normal.value:  # which depend on no range
+        settings["controls.range"] = "[{:g},{:g}]".format(*task.score_range)
     if arms:
         settings["controls.arms"] = arms
     if task.single and (not arms or "single" in arms):
