@@ -12,6 +12,7 @@ COMMANDS = {
     "export": "ippo_cli.cli.export",
     "chat": "ippo_cli.cli.chat",
     "controls": "ippo_cli.cli.controls",
+    "bench": "ippo_cli.cli.bench",
     "sweep": "ippo_cli.cli.sweep_report",
     "report": "ippo_cli.cli.report",
     "runs": "ippo_cli.cli.runs",
