@@ -57,7 +57,7 @@ def score(examples, responses):
     return {"team": parsed, "parts": {"parsed": parsed}}
 """
 CENTRED = """
-def centred(inputs, config):
+def subtract_rewards(inputs, config):
     return inputs.rewards - inputs.rewards
 """
 
@@ -100,6 +100,12 @@ JUDGED = (
     failing("kl_of_loss", "kl_coefficient", "task=sorting_solo", *GRPO, "algorithm.kl.loss.coef=200"),
     failing("two_of_three_letters", "truncated", *REVERSE, *PPO, "reward.match=exact", "rollout.max_new_tokens=2"),
     failing("boxed", "unparsed", *COUNT, *GRPO, *REWARD, reward=BOXED),
-    failing("centred", "removed_signal", "task=relay", "algorithm.advantage=HOME/centred.py:centred", centred=CENTRED),
+    failing(
+        "centred",
+        "removed_signal",
+        "task=relay",
+        "algorithm.advantage=HOME/centred.py:subtract_rewards",
+        centred=CENTRED,
+    ),
     failing("entropy_5", "entropy_coefficient", "task=sorting_solo", *PPO, "algorithm.entropy_coef=5"),
 )

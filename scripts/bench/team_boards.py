@@ -38,7 +38,7 @@ class Consultation:
     def reset(self, seed: int) -> tuple[dict[str, str], dict[str, float]]:
         self.luck = random.Random(seed)
         self.moves = 0
-        return self._asked(self.world.reset({"seed": seed}, seed)["side"]), {}
+        return self._observe(self.world.reset({"seed": seed}, seed)["side"]), {}
 
     def step(self, actions: Mapping[str, str]) -> tuple[dict[str, str], dict[str, float], bool, bool, dict[str, float]]:
         (legal,) = self.world.actions().values()
@@ -46,7 +46,7 @@ class Consultation:
         step = self.world.step({"side": Action(text.strip() if text.strip() in legal else self.luck.choice(legal))})
         self.moves += 1
         paid = dict.fromkeys(AGENTS, step.rewards["side"])
-        return self._asked(step.observations["side"]), paid, step.terminated, step.truncated, {}
+        return self._observe(step.observations["side"]), paid, step.terminated, step.truncated, {}
 
     def actions(self) -> Mapping[str, Sequence[str]]:
         (legal,) = self.world.actions().values()
@@ -55,7 +55,7 @@ class Consultation:
     def close(self) -> None:
         self.world.close()
 
-    def _asked(self, board: str) -> dict[str, str]:
+    def _observe(self, board: str) -> dict[str, str]:
         return {AGENTS[self.moves % len(AGENTS)]: board}
 
 

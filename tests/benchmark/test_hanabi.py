@@ -38,14 +38,14 @@ def test_rules_of_plays_hints_tokens_and_end() -> None:
     seed = next(seed for seed in world.chance_outcomes() if world.rules.order_deck(seed) == deck)
     assert world.reset(seed) == ({"first": "00 112 a1b1 ????"}, {})
     assert world.actions() == {"first": ["p1", "p2", "ha", "hb", "h1"]}, "no discard with all hint tokens"
-    told = [
+    moves = [
         ("hb", {"second": "00 012 a1a2 ??b? hb01"}, 0.0),
         ("p2", {"first": "01 011 a1b1 ???? hb01 p2b1"}, 0.25),  # the drawn b1 is new to the hand
         ("d2", {"second": "01 110 a1b2 ???? p2b1 d2a2"}, 0.0),  # returns the token; the last card is drawn
         ("p1", {"first": "11 110 b1 ???? d2a2 p1a1"}, 0.25),
         ("p2", {"second": "12 110 a1 ?? p1a1 p2b2"}, 0.25),
     ]
-    for move, observations, reward in told:
+    for move, observations, reward in moves:
         (agent,) = world.actions()
         seen, rewards, is_over, _, parts = world.step({agent: move})
         assert (seen, rewards) == (observations, dict.fromkeys(AGENTS, reward)), move

@@ -51,6 +51,7 @@ def make_result(**changes: Any) -> Result:
 
 def test_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     result = make_result()
+    result.runs[0].score = 1.0 + 1e-7  # a rounded mean
     write_result(result, tmp_path / "a" / "result.json")
     assert read_result(tmp_path / "a" / "result.json") == result
 
@@ -70,7 +71,7 @@ def edit_run(**values: Any) -> Callable[[dict[str, Any]], None]:
         (edit_run(score=float("nan")), "cannot be read (NaN is not a score)"),
         (edit_run(score=1.5), "has the score 1.5, outside of range=[0.0, 1.0]"),
         (edit_run(score=None), "has a score and an error, or neither"),
-        (edit_run(arm="nobody"), "arm=nobody is not among arms="),
+        (edit_run(arm="unknown"), "arm=unknown is not among arms="),
         (edit_run(seed=0), "has 2 runs with seed 0; keep one"),
         (edit_run(tokens=-1), "tokens=-1; use null"),
         (lambda plain: plain.update(schema=2), "schema=2 is not the version of this program, 1"),

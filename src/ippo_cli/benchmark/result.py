@@ -15,6 +15,7 @@ from ippo_cli.benchmark.version import task_version
 from ippo_cli.compose.validate import to_plain, validate_values
 from ippo_cli.config.errors import ConfigError, PreflightError, convert_storage_errors, split_errors
 from ippo_cli.controls.arms import TEAM
+from ippo_cli.controls.assess import is_in_range
 from ippo_cli.controls.settings import Differences
 from ippo_cli.runs.folder import display_path, write_atomically
 
@@ -156,7 +157,7 @@ def _find_broken_rules_of_run(run: ArmRun, result: Result) -> Iterator[str]:
         yield f"runs: arm={run.arm} is not among arms={result.arms}; add it"
     if (run.score is None) == (run.error is None):
         yield f"runs: {run.arm} with seed {run.seed} has a score and an error, or neither; a failed run has score null"
-    if run.score is not None and not low <= run.score <= high:
+    if run.score is not None and not is_in_range(run.score, low, high):
         yield f"runs: {run.arm} with seed {run.seed} has the score {run.score}, outside of range={result.range}"
     for name in ("tokens", "episodes"):
         if (count := getattr(run, name)) is not None and count < 0:

@@ -65,15 +65,20 @@ def check_scores(plan: ControlPlan, evaluated: Mapping[str, Sequence[float]]) ->
     if plan.score_range is None:
         return
     low, high = plan.score_range
-    tolerance = ROUNDING * (high - low)
     for name, scores in evaluated.items():
         for score in scores:
-            if not low - tolerance <= score <= high + tolerance:
+            if not is_in_range(score, low, high):
                 raise ConfigError(
                     f"controls.range=[{low:g},{high:g}]",
                     f"does not contain the score {score:g} of {name}",
                     "give the lowest and highest possible score: the same command with a wider range continues",
                 )
+
+
+def is_in_range(score: float, low: float, high: float) -> bool:
+    """Whether a score is in a range, or out of it by no more than rounding."""
+    tolerance = ROUNDING * (high - low)
+    return low - tolerance <= score <= high + tolerance
 
 
 def minimum_seeds(plan: ControlPlan) -> int:
