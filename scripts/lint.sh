@@ -8,4 +8,5 @@ else
   .venv/bin/ruff check .
   .venv/bin/ruff format --check .
 fi
-exec .venv/bin/pyright
+.venv/bin/pyright
+exec .venv/bin/pyright -p scripts  # names and parameters alone

@@ -172,7 +172,7 @@ def main() -> int:
         given.output.mkdir(parents=True, exist_ok=True)
         triples = [(task, name, seed) for seed in given.seeds for task in given.tasks for name in given.critics]
         with ThreadPoolExecutor(given.jobs) as pool:
-            list(pool.map(lambda triple: _train(*triple, record, given), triples))
+            list(pool.map(lambda triple: _train(triple[0], triple[1], triple[2], record, given), triples))
     outcomes = [one for one in record.outcomes.values() if one.task in TASKS and one.variant in VARIANTS]
     write_between(given.docs / "results.md", "\n".join(tables(outcomes)), MARKERS)
     print(f"{len(outcomes)} runs are recorded; wrote {given.docs / 'results.md'}")

@@ -166,7 +166,7 @@ def _train_here(overrides: Sequence[str]) -> None:
 
 def _add(job: Job, file: Path, home: Path, code: int, seconds: float) -> str:
     """Record a run; returns a line about it."""
-    record = read_run(job, home, code) | {"seconds": round(seconds, 1)}
+    record: Record = read_run(job, home, code) | {"seconds": round(seconds, 1)}
     with file.open("a") as target:
         target.write(json.dumps(record, separators=(",", ":")) + "\n")
     scores = [score for score, _ in record["scores"].values()]

@@ -227,6 +227,7 @@ def _plan_bytes(learner: Any, rows: int, tokens: int, response_tokens: int) -> f
             dtype=Dtype.bf16,
             has_checkpoints=False,
             is_actor=False,
+            trained_agents=1,
         ),
         read,
         1,

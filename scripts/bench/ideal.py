@@ -31,7 +31,7 @@ class _Columns(Cache):
         config, weight = model.config, model.lm_head.weight
         size = config.hidden_size // config.num_attention_heads
         shape = (2, config.num_hidden_layers, rows, config.num_key_value_heads, columns, size)
-        self._held = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+        self._held = torch.empty(shape, dtype=weight.dtype, device=weight.device)  # pyright: ignore[reportCallIssue]
         self._used = 0
         self.layers = []
 

@@ -87,7 +87,7 @@ _step = Trainer.step
 def main() -> None:
     out, ideal, overrides = Path(sys.argv[1]), "--ideal" in sys.argv, [t for t in sys.argv[2:] if t != "--ideal"]
     watch = Watch(ideal)
-    Trainer.step = lambda trainer: watch.step(trainer)
+    Trainer.step = lambda self: watch.step(self)
     sys.argv = ["ippo-train", *overrides]
     code = run_guarded(lambda: _dispatch_command(overrides), overrides)
     report = {

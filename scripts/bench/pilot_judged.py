@@ -11,7 +11,7 @@ from functools import partial
 import pilot_configurations as known
 from forecast_jobs import TASKS
 from pilot_configurations import DIFFERING, REWARD
-from team_games import SEES_ALL, world
+from team_games import SEES_ALL, list_world_overrides
 
 SEED = 57
 PPO, GRPO, RLOO = ("algorithm=ppo",), ("algorithm=grpo", "rollout.num_generations=4"), ("algorithm=rloo",)
@@ -72,9 +72,9 @@ JUDGED = (
     healthy("shift_grpo", *SHIFT, *GRPO),
     healthy("compare_reinforce", *COMPARE, "algorithm=reinforce_plus_plus"),
     healthy("count_rloo", *COUNT, *RLOO, "rollout.num_generations=4"),
-    healthy("convention_mappo", *world("convention", "turns=1"), *GAME, "algorithm=mappo"),
-    healthy("stag_hunt_grpo", *world("stag_hunt", "turns=2"), *GAME, *GRPO),
-    healthy("meet_ppo", *world("meet", "turns=3"), *GAME, *PPO),
+    healthy("convention_mappo", *list_world_overrides("convention", "turns=1"), *GAME, "algorithm=mappo"),
+    healthy("stag_hunt_grpo", *list_world_overrides("stag_hunt", "turns=2"), *GAME, *GRPO),
+    healthy("meet_ppo", *list_world_overrides("meet", "turns=3"), *GAME, *PPO),
     healthy("copy_alone", *TASKS["copy_alone"].overrides, *WRITER, *PPO),
     healthy("ladder", "task=ladder", *PPO),
     healthy("solo_gspo", "task=sorting_solo", *FIVE_LETTERS, "algorithm=gspo", "rollout.num_generations=8"),

@@ -84,7 +84,7 @@ def pilot_jobs(jobs: list[Job], file: Path) -> None:
             data = {"error": " ".join(str(error).split())[:300]}
         shutil.rmtree(home)
         seconds = time.perf_counter() - began
-        kept = {key: value for key, value in data.items() if key not in LEFT_OUT}
+        kept: Record = {key: value for key, value in data.items() if key not in LEFT_OUT}
         metrics = kept.get("metrics", {})
         kept["metrics"] = {name: value for name, value in metrics.items() if READ_METRICS.fullmatch(name)}
         with file.open("a") as target:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from learning import Outcome, Point
 
@@ -77,6 +77,6 @@ def common_settings(overrides: Sequence[str]) -> tuple[str, ...]:
 
 def _row(result: Outcome) -> Mapping[str, object]:
     """Return an outcome as a row to record, with only the evaluations of its curve."""
-    row = asdict(result) | {"overrides": list(result.overrides)}
+    row: dict[str, Any] = asdict(result) | {"overrides": list(result.overrides)}
     row["curve"] = [point | {"seconds": round(point["seconds"], 2)} for point in row["curve"] if point["held_out"]]
     return row

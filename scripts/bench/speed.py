@@ -141,9 +141,13 @@ def _variant(text: str) -> tuple[str, list[str]]:
     return name.strip(), overrides.split()
 
 
+def _split_overrides(overrides: Sequence[str]) -> dict[str, str]:
+    return {key: value for key, _, value in (text.partition("=") for text in overrides)}
+
+
 def _ours(folder: Path, given: argparse.Namespace, setting: Setting, overrides: Sequence[str]) -> dict[str, Any]:
     """Time one run of ours: several ranks by their own clocks, a single rank around whole iterations."""
-    keys = dict(text.partition("=")[::2] for text in overrides)
+    keys = _split_overrides(overrides)
     agents = int(keys.pop("agents", "2"))
     shape = Shape(**{key: int(keys.pop(key)) for key in ("vocabulary", "hidden", "layers") if key in keys})
     heard = int(keys.pop("heard", "0"))
@@ -162,7 +166,7 @@ def _ours(folder: Path, given: argparse.Namespace, setting: Setting, overrides: 
         f"name={name}",
         *own,
     ]
-    if dict(text.partition("=")[::2] for text in everything)["actor.dtype"] == "bf16":
+    if _split_overrides(everything)["actor.dtype"] == "bf16":
         everything.append("critic.dtype=bf16")
     out = folder / f"{name}.json"
     command = [

@@ -127,7 +127,7 @@ def warm_up() -> None:
     )
     ids = torch.arange(256)[None]
     for dtype in (torch.float32, torch.bfloat16):
-        model = LlamaForCausalLM(size).to(dtype=dtype)
+        model = LlamaForCausalLM(size).to(dtype=dtype)  # pyright: ignore[reportCallIssue]
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         loss = checkpoint(lambda model=model: model(input_ids=ids).logits, use_reentrant=False)
         loss.float().log_softmax(-1).sum().backward()

@@ -150,7 +150,7 @@ def sample(given: argparse.Namespace) -> None:
         asked = prompts[first : first + given.batch_size]
         texts = [written(prompt, tokenizer) for prompt in asked]
         inputs = tokenizer(texts, padding=True, add_special_tokens=tokenizer.chat_template is None, return_tensors="pt")
-        ids = model.generate(
+        ids = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
             **inputs.to(model.device),
             do_sample=True,
             top_k=0,
