@@ -8,11 +8,13 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from ippo_cli.benchmark.bounds import Bounds, kuhn_bounds, matrix_bounds, meet_bounds
+from ippo_cli.benchmark.bounds import NO_DEAL, Bounds, kuhn_bounds, matrix_bounds, meet_bounds
 from ippo_cli.benchmark.environments import CONVENTION, Payoffs
+from ippo_cli.benchmark.text_games import MIN_SCORE, PACKAGE, compute_equal_values_probability
 from ippo_cli.benchmark.turn_games import LETTERS, Kuhn
 
 ENVIRONMENTS = "ippo_cli.benchmark.environments"
+TEXT_GAMES = "ippo_cli.benchmark.text_games"
 BUFFER = 256  # episodes per update of algorithms with a clipped ratio
 WARM_START = 100  # supervised steps until most answers are valid
 # For tasks in which some seeds ignore the prompt after a longer warm start. Most initial answers are invalid, so tasks
@@ -49,6 +51,7 @@ class BenchmarkTask:
     arms: tuple[str, ...] | None = None  # control arms; None: all that the task admits
     rate: float = 1.0  # factor of the learning rates of the scale
     warm_start_steps: int = WARM_START  # supervised steps on valid answers, of models without pretrained weights
+    package: str | None = None  # of the extra with the same name, which the task needs
 
     @property
     def score_name(self) -> str:
@@ -132,6 +135,49 @@ def make_matrix_task(name: str, payoffs: Payoffs, kind: Kind, *, about: str) -> 
         single=list_single_overrides(name, f"turns={turns}", tokens=2),
         episodes=40 * BUFFER,
         bounds=partial(matrix_bounds, payoffs),
+    )
+
+
+def make_text_task(
+    env_id: str,
+    *arguments: str,
+    payoff: str,
+    best: float | str,
+    answers: str,
+    shared: bool = False,
+    turns: str,
+    bounds: Callable[[], Bounds],
+    score_range: tuple[float, float] = (0.0, 1.0),
+    episodes: int,
+    warm_start_steps: int = WARM_START,
+    about: str,
+) -> BenchmarkTask:
+    """Return a task with a game of TextArena for two agents; `TextGame` describes its settings.
+
+    `best` (unless it is a number) and `answers` are functions of `text_games`.
+    """
+    settings = {
+        "env_id": env_id,
+        "payoff": payoff,
+        "best": f"{TEXT_GAMES}:{best}" if isinstance(best, str) else best,
+        "answers": f"{TEXT_GAMES}:{answers}",
+        **({"shared": "true"} if shared else {}),
+    }
+    return BenchmarkTask(
+        about=about,
+        kind=Kind.team if shared else Kind.mixed,
+        turns=turns,
+        overrides=(
+            "task=benchmark_text",
+            *(f"+task.environment_args.{key}={value}" for key, value in settings.items()),
+            *(f"+task.environment_args.arguments.{argument}" for argument in arguments),
+        ),
+        bounds=bounds,
+        metric="sampled/joint",
+        score_range=score_range,
+        episodes=episodes,
+        warm_start_steps=warm_start_steps,
+        package=PACKAGE,
     )
 
 
@@ -228,5 +274,31 @@ BENCHMARK_TASKS: dict[str, BenchmarkTask] = {
         game=Kuhn,
         score_range=(-4.0, 0.0),
         arms=("frozen_partner", "shared_policy"),
+    ),
+    "negotiation": make_text_task(
+        "SimpleNegotiation-v0",
+        "max_turns=2",
+        payoff="inventory_value.{player}.change",
+        best="find_best_trade",
+        answers="list_trade_answers",
+        shared=True,
+        turns="1 or 2",
+        # No trade has a score of 0; values are drawn equal for both players in few games.
+        bounds=lambda: Bounds(0.0, 1 - compute_equal_values_probability(), sources={"random": NO_DEAL}),
+        score_range=(MIN_SCORE, 1.0),
+        episodes=10 * BUFFER,
+        about="trade five resources that have different values for both agents; joint gain of all possible gain",
+    ),
+    "ultimatum": make_text_task(
+        "IteratedUltimatumGame-v0",
+        "max_turns=4",
+        "pool=10",
+        payoff="player_totals.{player}",
+        best=20,
+        answers="list_ultimatum_answers",
+        turns="2",
+        bounds=lambda: Bounds(1 / 2, 1.0, 1.0),
+        episodes=10 * BUFFER,
+        about="the first agent offers a share of ten dollars, the second accepts or rejects, twice; accepted fraction",
     ),
 }
