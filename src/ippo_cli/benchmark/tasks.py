@@ -169,6 +169,7 @@ def make_text_task(
         turns=turns,
         overrides=(
             "task=benchmark_text",
+            f"task.environment={TEXT_GAMES}:text_game",
             *(f"+task.environment_args.{key}={value}" for key, value in settings.items()),
             *(f"+task.environment_args.arguments.{argument}" for argument in arguments),
         ),
