@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,62 +37,59 @@ def make_game(name: str) -> TextGame:
 
 def find_reachable(holdings: tuple[Holding, Holding]) -> set[tuple[Holding, Holding]]:
     """Return all allocations after any number of trades; each side of a trade gives at least one unit."""
-    reached, open_ = {holdings}, [holdings]
-    while open_:
-        one, other = open_.pop()
-        gifts = [[units for units in product(*(range(count + 1) for count in own)) if any(units)] for own in (one, other)]
-        for given, taken in product(*gifts):
-            moved = [taken_ - given_ for given_, taken_ in zip(given, taken, strict=True)]
+    reached, remaining = {holdings}, [holdings]
+    while remaining:
+        one, other = remaining.pop()
+        given, taken = (
+            [units for units in product(*(range(n + 1) for n in own)) if any(units)] for own in (one, other)
+        )
+        for out, back in product(given, taken):
             after = (
-                tuple(count + change for count, change in zip(one, moved, strict=True)),
-                tuple(count - change for count, change in zip(other, moved, strict=True)),
+                tuple(n - sent + got for n, sent, got in zip(one, out, back, strict=True)),
+                tuple(n + sent - got for n, sent, got in zip(other, out, back, strict=True)),
             )
             if after not in reached:
                 reached.add(after)
-                open_.append(after)
+                remaining.append(after)
     return reached
 
 
+def value_holdings(holdings: Sequence[Holding], values: Sequence[Holding]) -> int:
+    """Return the sum of both players' values of their own units."""
+    return sum(
+        n * worth for own, prices in zip(holdings, values, strict=True) for n, worth in zip(own, prices, strict=True)
+    )
+
+
 def test_best_trade_matches_all_sequences_of_trades() -> None:
-    rng = random.Random(0)
-    one_way = 0
-    for _ in range(150):
-        held = tuple(tuple(rng.randint(1, 2) for _ in "abc") for _ in AGENTS)
-        values = [[rng.randint(4, 6) for _ in "abc"] for _ in AGENTS]
-        joint = [
-            sum(count * value for own, worth in zip(holdings, values, strict=True) for count, value in zip(own, worth))
-            for holdings in find_reachable((held[0], held[1]))
-        ]
-        start = sum(count * value for own, worth in zip(held, values, strict=True) for count, value in zip(own, worth))
+    rng, one_way = random.Random(0), 0
+    for _ in range(60):
+        held = tuple(rng.randint(1, 2) for _ in "abc"), tuple(rng.randint(1, 2) for _ in "abc")
+        values = [tuple(rng.randint(4, 6) for _ in "abc") for _ in AGENTS]
+        best = max(value_holdings(holdings, values) for holdings in find_reachable(held)) - value_holdings(held, values)
         state = {
             "player_resources": [dict(zip("abc", own, strict=True)) for own in held],
             "player_values": [dict(zip("abc", own, strict=True)) for own in values],
         }
-        signs = {(a > b) - (a < b) for a, b in zip(*values, strict=True)}
-        one_way += signs in ({1}, {-1})
-        assert find_best_trade(state) == max(joint) - start, state
+        assert find_best_trade(state) == best, state
+        one_way += len({(a > b) - (a < b) for a, b in zip(*values, strict=True)} - {0}) == 1 and values[0] != values[1]
     assert one_way > 5
 
 
 def trade_optimally(game: TextGame, seed: int) -> float:
-    """The first agent tells its values, the second offers the best trade, the first accepts; return the score."""
+    """Play the best score: the first agent tells what it has, the second offers the best trade; return the score."""
     observations, _ = game.reset(seed)
-    lines = [line.split() for line in observations["first"].splitlines() if "Qty:" in line]
-    told = " ".join(f"{line[3]} {line[5]}" for line in lines)
-    observations, *_ = game.step({"first": told})
+    told = re.findall(r"(\w+)\]\s+Qty: (\d+)\s+Value: (\d+)", observations["first"])
+    observations, *_ = game.step({"first": " ".join(f"{n} {value}" for _, n, value in told)})
     (message,) = (line for line in observations["second"].splitlines() if line.startswith("[Player 0]"))
-    theirs = [int(number) for number in message.translate(str.maketrans("[]", "  ")).split()[2:]]
-    own = [line.split() for line in observations["second"].splitlines() if "Qty:" in line]
-    give, take = [], []
-    gains = {}
-    for place, (_, name, _, count, _, value) in enumerate(own):
-        held, worth = theirs[2 * place : 2 * place + 2]
-        name = name.strip("[]")
-        gains[name] = worth - int(value)
-        (give if worth >= int(value) else take).append(f"{count if worth >= int(value) else held} {name}")
-    cheapest = min(gains, key=lambda name: abs(gains[name]))
-    offer = f"[Offer: {', '.join(give) or f'1 {cheapest}'} -> {', '.join(take) or f'1 {cheapest}'}]"
-    game.step({"second": offer})
+    theirs = [int(number) for number in re.findall(r"\d+", message.removeprefix("[Player 0]"))]
+    own = re.findall(r"(\w+)\]\s+Qty: (\d+)\s+Value: (\d+)", observations["second"])
+    offered, requested, gains = [], [], {}
+    for (name, n, value), their_n, their_value in zip(own, theirs[::2], theirs[1::2], strict=True):
+        gains[name] = their_value - int(value)
+        (offered if gains[name] >= 0 else requested).append(f"{n if gains[name] >= 0 else their_n} {name}")
+    returned = [f"1 {min(gains, key=lambda name: abs(gains[name]))}"]  # if all go to one agent
+    game.step({"second": f"[Offer: {', '.join(offered or returned)} -> {', '.join(requested or returned)}]"})
     *_, is_over, _, parts = game.step({"first": "[Accept]"})
     assert is_over
     return parts["joint"]
@@ -110,7 +107,11 @@ def test_score_has_a_lower_limit_and_rewards_have_none() -> None:
         game.step({"first": "Hello"})
         resources, values = game.state["player_resources"], game.state["player_values"]
         pairs = {
-            side: [f"{resources[side][name]} {name}" for name in resources[0] if values[side][name] > values[1 - side][name]]
+            side: [
+                f"{resources[side][name]} {name}"
+                for name in resources[0]
+                if values[side][name] > values[1 - side][name]
+            ]
             for side in (0, 1)
         }
         if not all(pairs.values()):
@@ -123,9 +124,22 @@ def test_score_has_a_lower_limit_and_rewards_have_none() -> None:
     assert min(worst) < -1 < max(worst)
 
 
+def test_invalid_action_that_ends_a_game_has_a_penalty() -> None:
+    game = make_game("negotiation")
+    game.reset(0)
+    game.step({"first": "[Offer: 5 Brick -> 5 Sheep]"})
+    _, rewards, *_ = game.step({"second": "[Accept]"})
+    assert rewards["first"] == rewards["second"] != 0
+    offer = "[Offer: 99 Ore -> 1 Wheat]"
+    assert game.step({"first": offer})[1] == {"first": 0.0, "second": 0.0}, "asked again"
+    _, paid, is_over, _, parts = game.step({"first": offer})
+    assert (paid, is_over) == ({"first": -1.0, "second": 0.0}, True)
+    assert parts["joint"] == pytest.approx(rewards["first"])
+
+
 def play_all(game: TextGame, moves: list[Mapping[str, str]]) -> Iterator[tuple[float, dict[str, float]]]:
     """Yield the probability and the total rewards of uniform play over listed answers, for all games of a seed."""
-    observations, _ = game.reset(0)
+    game.reset(0)
     totals, is_over = dict.fromkeys(AGENTS, 0.0), False
     for move in moves:
         _, rewards, is_over, *_ = game.step(move)
@@ -163,7 +177,9 @@ def test_responses_are_imported_and_listed(tmp_path: Path, capsys: pytest.Captur
     for row in rows:
         responses = play_valid_responses(loaded, row["row"], random.Random(row["row"]))
         row["responses"] = [[agent, "[Deny]"] for agent, _ in responses]
-    file.write_text("".join(json.dumps({key: row[key] for key in ("version", "seed", "row", "responses")}) + "\n" for row in rows))
+    file.write_text(
+        "".join(json.dumps({key: row[key] for key in ("version", "seed", "row", "responses")}) + "\n" for row in rows)
+    )
     run("import", str(file), "task=negotiation", "entry=no_deal", f"to={target}")
     assert [found.score for found in read_result(target).runs] == [0.0]
     run("table", str(target))

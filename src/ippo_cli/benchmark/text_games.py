@@ -19,6 +19,7 @@ from ippo_cli.tasks.environment import Action
 PACKAGE = "textarena"
 REMEDY = f"run pip install 'ippo-cli[{PACKAGE}]'"
 MIN_SCORE = -1.0  # of an episode: losses have no fixed limit, and confidence sequences need one
+INVALID_PENALTY = 1.0  # in rewards; the score of such a game is that of the trades so far
 State = Mapping[str, Any]
 """`state.game_state` of a game of TextArena."""
 
@@ -43,6 +44,7 @@ class TextGame:
     Observations, invalid actions and the end are those of `task=textarena`. The score is the joint payoff divided by
     the best joint payoff of this game, at least `MIN_SCORE`; it is logged as `joint`. An agent's reward is its own
     payoff, or with `shared` the mean of both, in units in which the mean reward of both is the score without its limit.
+    An agent that ends the game with an invalid action gets `INVALID_PENALTY` less.
 
     `best`: the best joint payoff, or `module:function` of the initial state. `answers`: a `module:function` from the
     state and the number of the player that acts to valid actions, for warm starts.
@@ -82,6 +84,8 @@ class TextGame:
         self.joint += total
         own = {name: total / len(AGENTS) for name in AGENTS} if self.shared else step.rewards
         rewards = {name: len(AGENTS) * self._divide(own[name]) for name in AGENTS}
+        for name in AGENTS:
+            rewards[name] -= INVALID_PENALTY * step.parts.get(f"invalid_{name}", 0.0)
         parts = {**step.parts, "joint": self.score()}
         return step.observations, rewards, step.terminated, step.truncated, parts
 
@@ -91,7 +95,7 @@ class TextGame:
 
     def actions(self) -> Mapping[str, Sequence[str]]:
         """Return some valid actions of the agent that acts; the game accepts more."""
-        player = self.game.base.state.current_player_id
+        player: int = self.game.base.state.current_player_id
         return {AGENTS[player]: self.list_answers(self.state, player)}
 
     def close(self) -> None:
