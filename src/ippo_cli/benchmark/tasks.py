@@ -51,6 +51,7 @@ class BenchmarkTask:
     arms: tuple[str, ...] | None = None  # control arms; None: all that the task admits
     rate: float = 1.0  # factor of the learning rates of the scale
     warm_start_steps: int = WARM_START  # supervised steps on valid answers, of models without pretrained weights
+    long_prompts: bool = False  # the baseline plays fewer episodes per update
     package: str | None = None  # of the extra with the same name, which the task needs
 
     @property
@@ -149,7 +150,8 @@ def make_text_task(
     bounds: Callable[[], Bounds],
     score_range: tuple[float, float] = (0.0, 1.0),
     episodes: int,
-    warm_start_steps: int = WARM_START,
+    rate: float = LOW_RATE,
+    warm_start_steps: int = 300,
     about: str,
 ) -> BenchmarkTask:
     """Return a task with a game of TextArena for two agents; `TextGame` describes its settings.
@@ -172,12 +174,15 @@ def make_text_task(
             f"task.environment={TEXT_GAMES}:text_game",
             *(f"+task.environment_args.{key}={value}" for key, value in settings.items()),
             *(f"+task.environment_args.arguments.{argument}" for argument in arguments),
+            "task.eval_size=128",
         ),
         bounds=bounds,
         metric="sampled/joint",
         score_range=score_range,
         episodes=episodes,
         warm_start_steps=warm_start_steps,
+        rate=rate,
+        long_prompts=True,
         package=PACKAGE,
     )
 
