@@ -40,10 +40,10 @@ def find_reachable(holdings: tuple[Holding, Holding]) -> set[tuple[Holding, Hold
     reached, remaining = {holdings}, [holdings]
     while remaining:
         one, other = remaining.pop()
-        given, taken = (
+        gifts, returns = (
             [units for units in product(*(range(n + 1) for n in own)) if any(units)] for own in (one, other)
         )
-        for out, back in product(given, taken):
+        for out, back in product(gifts, returns):
             after = (
                 tuple(n - sent + got for n, sent, got in zip(one, out, back, strict=True)),
                 tuple(n + sent - got for n, sent, got in zip(other, out, back, strict=True)),

@@ -136,10 +136,10 @@ def list_trade_answers(state: State, player: int) -> list[str]:
         is_possible = all(held[player][name] >= amount for name, amount in offer["requested_resources"].items())
         return ["[Accept]", "[Deny]"] if is_possible else ["[Deny]"]
     return [
-        f"[Offer: {given} {give} -> {taken} {take}]"
-        for give, take in product(BASE_VALUES, repeat=2)
-        for given, taken in product(AMOUNTS, repeat=2)
-        if give != take and held[player][give] >= given and held[1 - player][take] >= taken
+        f"[Offer: {amount} {resource} -> {price} {currency}]"
+        for resource, currency in product(BASE_VALUES, repeat=2)
+        for amount, price in product(AMOUNTS, repeat=2)
+        if resource != currency and held[player][resource] >= amount and held[1 - player][currency] >= price
     ] or ["No offer. [Deny]"]
 
 
