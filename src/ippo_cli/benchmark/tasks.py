@@ -21,9 +21,11 @@ WARM_START = 100  # supervised steps until most answers are valid
 # with signs, or with a reward only if all letters are right, are learnt worse with it.
 SHORT_WARM_START = 10
 MEDIUM_WARM_START = 30  # for six turns
+TEXT_WARM_START = 300  # for answers of some words; with 100 steps most offers are invalid, and training ends with none
 LOW_RATE = 1 / 3  # for tasks in which policies become deterministic with wrong answers at the scale's rates
 SEES_ALL = ("rollout.context=last_only", "rollout.max_new_tokens=1")  # an observation has all that is needed
 SCORE, EXPLOITABILITY = "sampled/score", "negative NashConv"
+JOINT = "sampled/joint"  # of text games
 
 
 class Kind(Enum):
@@ -139,22 +141,10 @@ def make_matrix_task(name: str, payoffs: Payoffs, kind: Kind, *, about: str) -> 
     )
 
 
-def make_text_task(
-    env_id: str,
-    *arguments: str,
-    payoff: str,
-    best: float | str,
-    answers: str,
-    shared: bool = False,
-    turns: str,
-    bounds: Callable[[], Bounds],
-    score_range: tuple[float, float] = (0.0, 1.0),
-    episodes: int,
-    rate: float = LOW_RATE,
-    warm_start_steps: int = 300,
-    about: str,
-) -> BenchmarkTask:
-    """Return a task with a game of TextArena for two agents; `TextGame` describes its settings.
+def list_text_overrides(
+    env_id: str, *arguments: str, payoff: str, best: float | str, answers: str, shared: bool = False
+) -> tuple[str, ...]:
+    """Return the overrides of a game of TextArena for two agents; `TextGame` describes the settings.
 
     `best` (unless it is a number) and `answers` are functions of `text_games`.
     """
@@ -165,25 +155,12 @@ def make_text_task(
         "answers": f"{TEXT_GAMES}:{answers}",
         **({"shared": "true"} if shared else {}),
     }
-    return BenchmarkTask(
-        about=about,
-        kind=Kind.team if shared else Kind.mixed,
-        turns=turns,
-        overrides=(
-            "task=benchmark_text",
-            f"task.environment={TEXT_GAMES}:text_game",
-            *(f"+task.environment_args.{key}={value}" for key, value in settings.items()),
-            *(f"+task.environment_args.arguments.{argument}" for argument in arguments),
-            "task.eval_size=128",
-        ),
-        bounds=bounds,
-        metric="sampled/joint",
-        score_range=score_range,
-        episodes=episodes,
-        warm_start_steps=warm_start_steps,
-        rate=rate,
-        long_prompts=True,
-        package=PACKAGE,
+    return (
+        "task=benchmark_text",
+        f"task.environment={TEXT_GAMES}:text_game",
+        *(f"+task.environment_args.{key}={value}" for key, value in settings.items()),
+        *(f"+task.environment_args.arguments.{argument}" for argument in arguments),
+        "task.eval_size=128",
     )
 
 
@@ -281,30 +258,46 @@ BENCHMARK_TASKS: dict[str, BenchmarkTask] = {
         score_range=(-4.0, 0.0),
         arms=("frozen_partner", "shared_policy"),
     ),
-    "negotiation": make_text_task(
-        "SimpleNegotiation-v0",
-        "max_turns=2",
-        payoff="inventory_value.{player}.change",
-        best="find_best_trade",
-        answers="list_trade_answers",
-        shared=True,
+    "negotiation": BenchmarkTask(
+        about="trade five resources that are worth more to one agent than to the other; joint gain / best joint gain",
+        kind=Kind.team,
         turns="1 or 2",
-        # No trade has a score of 0; values are drawn equal for both players in few games.
+        overrides=list_text_overrides(
+            "SimpleNegotiation-v0",
+            "max_turns=2",
+            payoff="inventory_value.{player}.change",
+            best="find_best_trade",
+            answers="list_trade_answers",
+            shared=True,
+        ),
+        # Few games draw equal values for both agents, so that no trade gains.
         bounds=lambda: Bounds(0.0, 1 - compute_equal_values_probability(), sources={"random": NO_DEAL}),
         score_range=(MIN_SCORE, 1.0),
         episodes=10 * BUFFER,
-        about="trade five resources that have different values for both agents; joint gain of all possible gain",
+        metric=JOINT,
+        rate=LOW_RATE,
+        warm_start_steps=TEXT_WARM_START,
+        long_prompts=True,
+        package=PACKAGE,
     ),
-    "ultimatum": make_text_task(
-        "IteratedUltimatumGame-v0",
-        "max_turns=4",
-        "pool=10",
-        payoff="player_totals.{player}",
-        best=20,
-        answers="list_ultimatum_answers",
+    "ultimatum": BenchmarkTask(
+        about="the first agent offers a part of ten dollars, the second accepts or rejects, twice; accepted fraction",
+        kind=Kind.mixed,
         turns="2",
+        overrides=list_text_overrides(
+            "IteratedUltimatumGame-v0",
+            "max_turns=4",
+            "pool=10",
+            payoff="player_totals.{player}",
+            best=20,
+            answers="list_ultimatum_answers",
+        ),
         bounds=lambda: Bounds(1 / 2, 1.0, 1.0),
-        episodes=10 * BUFFER,
-        about="the first agent offers a share of ten dollars, the second accepts or rejects, twice; accepted fraction",
+        episodes=5 * BUFFER,
+        metric=JOINT,
+        rate=LOW_RATE,
+        warm_start_steps=TEXT_WARM_START,
+        long_prompts=True,
+        package=PACKAGE,
     ),
 }
