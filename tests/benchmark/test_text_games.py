@@ -165,7 +165,9 @@ def test_games_without_gain_are_rare() -> None:
     assert find_best_trade({"player_resources": [{"a": 5}] * 2, "player_values": [{"a": 3}] * 2}) == 0
 
 
-def test_responses_are_imported_and_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_responses_are_imported_and_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_game("negotiation")
     file, target = tmp_path / "answers.jsonl", tmp_path / "result.json"
     run("prompts", "negotiation", f"to={file}", "seeds=1")
@@ -180,7 +182,12 @@ def test_responses_are_imported_and_listed(tmp_path: Path, capsys: pytest.Captur
     run("import", str(file), "task=negotiation", "entry=no_deal", f"to={target}")
     assert [found.score for found in read_result(target).runs] == [0.0]
     run("table", str(target))
-    assert "negotiation" in capsys.readouterr().out
+    assert "is not checked" not in capsys.readouterr().out
+    monkeypatch.setattr("ippo_cli.benchmark.replay.find_spec", lambda _: None)
+    run("table", str(target))
+    shown = capsys.readouterr().out
+    assert f"version={rows[0]['version']} of negotiation is not checked without textarena; pip install" in shown
+    assert "no_deal  other" in shown
 
 
 def test_missing_package_is_named_and_other_tasks_work(
