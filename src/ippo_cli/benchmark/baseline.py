@@ -15,6 +15,8 @@ FROM_SCRATCH = (
     "actor.min_lr_ratio=0.1",
     "actor.warmup_iterations=2",
 )
+LONG_PROMPT_BUFFER = 64  # episodes per update; prompts of a thousand characters take most of the time
+LONG_PROMPT_WARM_START = 16  # examples per supervised step
 QUICK = ("num_iterations=2", "evaluation.every=1", "task.eval_size=16")
 
 
@@ -53,12 +55,14 @@ SMALL = Scale(  # most team tasks of one to four turns are solved in a minute or
 
 def list_settings(task: BenchmarkTask, algorithm: Algorithm, scale: Scale, *, quick: bool = False) -> Iterator[str]:
     """Yield the overrides of a task and an algorithm: the same number of episodes for every buffer size."""
-    buffer = algorithm.buffer
+    buffer = min(algorithm.buffer, LONG_PROMPT_BUFFER) if task.long_prompts else algorithm.buffer
     iterations = task.episodes * scale.episodes // buffer
     if scale.from_scratch:
         yield from FROM_SCRATCH
         # Teaches the format of answers, not their content.
         yield from (f"actor.warm_start_steps={task.warm_start_steps}", "actor.warm_start_learning_rate=3e-3")
+        if task.long_prompts:
+            yield f"actor.warm_start_batch_size={LONG_PROMPT_WARM_START}"
     yield from (*scale.overrides, *task.overrides, *algorithm.overrides)
     # Settings of presets that do not define the algorithm are made equal.
     yield "algorithm.entropy_coef=0"

@@ -14,6 +14,7 @@ from ippo_cli.benchmark.turn_games import AGENTS, Caller, Kuhn
 from ippo_cli.formulas.game_tree import Leaf, Node, Tree, best_response, expected_payoffs, nash_conv
 
 EXACT, MEASURED, LIMIT, UNKNOWN = "exact", "measured", "limit", "unknown"
+NO_DEAL = "no deal"  # source of the score of agents that agree on nothing, in place of random play
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,10 @@ class Bounds:
     random: float | None  # all agents act uniformly at random
     best: float | None  # optimal play
     single: float | None = None  # one agent learns, the others act uniformly at random: the best of all agents
-    sources: Mapping[str, str] = field(default_factory=dict)  # of scores that are not exact: measured or limit
+    sources: Mapping[str, str] = field(default_factory=dict)  # of scores that are not exact: measured, limit, no deal
 
     def source(self, name: str) -> str:
-        """Return where a score comes from: exact, measured, limit (no score is better), or unknown."""
+        """Return where a score comes from: exact, measured, limit (no score is better), no deal, or unknown."""
         return UNKNOWN if getattr(self, name) is None else self.sources.get(name, EXACT)
 
     def normalise(self, score: float) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ippo_cli.benchmark.replay import list_arm_overrides, load_rows
+from ippo_cli.benchmark.replay import check_package, list_arm_overrides, load_rows
 from ippo_cli.benchmark.responses import score_file, write_rows
 from ippo_cli.benchmark.result import SCHEMA, Result, read_result, write_result
 from ippo_cli.benchmark.run import list_seeds, run_entry
@@ -187,9 +187,11 @@ def _take_task(command: str, rest: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _check_task(name: str, where: str) -> str:
+    """Return the name of a task. Raises `ConfigError` if it is unknown, or needs a package that is not installed."""
     if name not in BENCHMARK_TASKS:
         hint = closest_hint(name, list(BENCHMARK_TASKS))
         raise ConfigError(f"{where}{name}", f"names no task{hint}", f"use one of {' '.join(BENCHMARK_TASKS)}")
+    check_package(name)
     return name
 
 

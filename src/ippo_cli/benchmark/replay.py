@@ -6,12 +6,14 @@ import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
 from ippo_cli.benchmark.tasks import BENCHMARK_TASKS
 from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.configured import load_training_config
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
 from ippo_cli.controls.arms import NO_MESSAGES, SINGLE_ARMS, overrides_without_messages, replace_keys
 from ippo_cli.rewards.build import build_reward
@@ -44,6 +46,20 @@ class RowSet:
     examples: Sequence[Example]
 
 
+def is_playable(name: str) -> bool:
+    """Return whether the package that a task needs is installed."""
+    package = BENCHMARK_TASKS[name].package
+    return package is None or find_spec(package) is not None
+
+
+def check_package(name: str) -> None:
+    """Raise `ConfigError` if the package that a task needs is not installed."""
+    if not is_playable(name):
+        package = BENCHMARK_TASKS[name].package
+        rule = f"needs the package {package}, which is not installed"
+        raise ConfigError(name, rule, f"run pip install 'ippo-cli[{package}]'")
+
+
 def list_arm_overrides(name: str, arm: str) -> list[str]:
     """Return the overrides of the task of an arm, which the task has."""
     task = BENCHMARK_TASKS[name]
@@ -57,6 +73,7 @@ def list_arm_overrides(name: str, arm: str) -> list[str]:
 
 def load_rows(name: str, arm: str, seed: int, *, is_train: bool = False) -> RowSet:
     """Load the held-out or training rows of a seed. Raises `ConfigError`."""
+    check_package(name)
     metric = BENCHMARK_TASKS[name].metric
     overrides = [*list_arm_overrides(name, arm), f"task.primary_metric={metric}", *EVERY_EVALUATION, f"seed={seed}"]
     config = load_training_config(normalize_arguments(overrides))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ippo_cli.benchmark.replay import is_playable
 from ippo_cli.benchmark.tasks import BENCHMARK_TASKS
 from ippo_cli.benchmark.version import task_version
 from ippo_cli.compose.validate import to_plain, validate_values
@@ -17,7 +18,7 @@ from ippo_cli.config.errors import ConfigError, PreflightError, convert_storage_
 from ippo_cli.controls.arms import TEAM
 from ippo_cli.controls.assess import is_in_range
 from ippo_cli.controls.settings import Differences
-from ippo_cli.runs.folder import display_path, write_atomically
+from ippo_cli.runs.folder import display_path, print_warning, write_atomically
 
 SCHEMA = 1
 
@@ -127,7 +128,11 @@ def _find_broken_rules(result: Result) -> Iterator[str]:
         yield f"schema={result.schema} is not the version of this program, {SCHEMA}; use the program that wrote it"
     if result.task not in BENCHMARK_TASKS:
         yield f"task={result.task} is not a task; ippo-bench list has all"
-    if (version := task_version(result.task)) != result.version:
+    if not is_playable(result.task):  # a table of other tasks must not need the package
+        package = BENCHMARK_TASKS[result.task].package
+        remedy = f"pip install 'ippo-cli[{package}]'"
+        print_warning(f"version={result.version} of {result.task} is not checked without {package}; {remedy}")
+    elif (version := task_version(result.task)) != result.version:
         yield (
             f"version={result.version} is another version of {result.task}, which is {version} here; "
             "scores of different versions are not compared: run or import the entry again"

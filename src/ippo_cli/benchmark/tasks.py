@@ -8,20 +8,24 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from ippo_cli.benchmark.bounds import Bounds, kuhn_bounds, matrix_bounds, meet_bounds
+from ippo_cli.benchmark.bounds import NO_DEAL, Bounds, kuhn_bounds, matrix_bounds, meet_bounds
 from ippo_cli.benchmark.environments import CONVENTION, Payoffs
+from ippo_cli.benchmark.text_games import MIN_SCORE, PACKAGE, compute_equal_values_probability
 from ippo_cli.benchmark.turn_games import LETTERS, Kuhn
 
 ENVIRONMENTS = "ippo_cli.benchmark.environments"
+TEXT_GAMES = "ippo_cli.benchmark.text_games"
 BUFFER = 256  # episodes per update of algorithms with a clipped ratio
 WARM_START = 100  # supervised steps until most answers are valid
 # For tasks in which some seeds ignore the prompt after a longer warm start. Most initial answers are invalid, so tasks
 # with signs, or with a reward only if all letters are right, are learnt worse with it.
 SHORT_WARM_START = 10
 MEDIUM_WARM_START = 30  # for six turns
+TEXT_WARM_START = 300  # for answers of some words; with 100 steps most offers are invalid, and training ends with none
 LOW_RATE = 1 / 3  # for tasks in which policies become deterministic with wrong answers at the scale's rates
 SEES_ALL = ("rollout.context=last_only", "rollout.max_new_tokens=1")  # an observation has all that is needed
 SCORE, EXPLOITABILITY = "sampled/score", "negative NashConv"
+JOINT = "sampled/joint"  # of text games
 
 
 class Kind(Enum):
@@ -49,6 +53,8 @@ class BenchmarkTask:
     arms: tuple[str, ...] | None = None  # control arms; None: all that the task admits
     rate: float = 1.0  # factor of the learning rates of the scale
     warm_start_steps: int = WARM_START  # supervised steps on valid answers, of models without pretrained weights
+    long_prompts: bool = False  # the baseline plays fewer episodes per update
+    package: str | None = None  # of the extra with the same name, which the task needs
 
     @property
     def score_name(self) -> str:
@@ -132,6 +138,29 @@ def make_matrix_task(name: str, payoffs: Payoffs, kind: Kind, *, about: str) -> 
         single=list_single_overrides(name, f"turns={turns}", tokens=2),
         episodes=40 * BUFFER,
         bounds=partial(matrix_bounds, payoffs),
+    )
+
+
+def list_text_overrides(
+    env_id: str, *arguments: str, payoff: str, best: float | str, answers: str, shared: bool = False
+) -> tuple[str, ...]:
+    """Return the overrides of a game of TextArena for two agents; `TextGame` describes the settings.
+
+    `best` (unless it is a number) and `answers` are functions of `text_games`.
+    """
+    settings = {
+        "env_id": env_id,
+        "payoff": payoff,
+        "best": f"{TEXT_GAMES}:{best}" if isinstance(best, str) else best,
+        "answers": f"{TEXT_GAMES}:{answers}",
+        **({"shared": "true"} if shared else {}),
+    }
+    return (
+        "task=benchmark_text",
+        f"task.environment={TEXT_GAMES}:text_game",
+        *(f"+task.environment_args.{key}={value}" for key, value in settings.items()),
+        *(f"+task.environment_args.arguments.{argument}" for argument in arguments),
+        "task.eval_size=128",
     )
 
 
@@ -228,5 +257,47 @@ BENCHMARK_TASKS: dict[str, BenchmarkTask] = {
         game=Kuhn,
         score_range=(-4.0, 0.0),
         arms=("frozen_partner", "shared_policy"),
+    ),
+    "negotiation": BenchmarkTask(
+        about="trade five resources that are worth more to one agent than to the other; joint gain / best joint gain",
+        kind=Kind.team,
+        turns="1 or 2",
+        overrides=list_text_overrides(
+            "SimpleNegotiation-v0",
+            "max_turns=2",
+            payoff="inventory_value.{player}.change",
+            best="find_best_trade",
+            answers="list_trade_answers",
+            shared=True,
+        ),
+        # Few games draw equal values for both agents, so that no trade gains.
+        bounds=lambda: Bounds(0.0, 1 - compute_equal_values_probability(), sources={"random": NO_DEAL}),
+        score_range=(MIN_SCORE, 1.0),
+        episodes=10 * BUFFER,
+        metric=JOINT,
+        rate=LOW_RATE,
+        warm_start_steps=TEXT_WARM_START,
+        long_prompts=True,
+        package=PACKAGE,
+    ),
+    "ultimatum": BenchmarkTask(
+        about="the first agent offers a part of ten dollars, the second accepts or rejects, twice; accepted fraction",
+        kind=Kind.mixed,
+        turns="2",
+        overrides=list_text_overrides(
+            "IteratedUltimatumGame-v0",
+            "max_turns=4",
+            "pool=10",
+            payoff="player_totals.{player}",
+            best=20,
+            answers="list_ultimatum_answers",
+        ),
+        bounds=lambda: Bounds(1 / 2, 1.0, 1.0),
+        episodes=5 * BUFFER,
+        metric=JOINT,
+        rate=LOW_RATE,
+        warm_start_steps=TEXT_WARM_START,
+        long_prompts=True,
+        package=PACKAGE,
     ),
 }

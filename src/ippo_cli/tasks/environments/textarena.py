@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from threading import RLock
-from typing import Any
+from typing import Any, Protocol
 
 import nltk
 import numpy as np
@@ -25,6 +25,21 @@ from ippo_cli.types import Example
 
 PLAYER = "{player}"  # of task.payoff: the number of a player
 _calls = RLock()  # games use the global random generators, so that only one game runs at a time
+
+
+class GameSettings(Protocol):
+    """What an environment reads of a configuration."""
+
+    @property
+    def env_id(self) -> str | None: ...
+    @property
+    def environment_args(self) -> Mapping[str, Any]: ...
+    @property
+    def agents(self) -> Iterable[str]: ...
+    @property
+    def payoff(self) -> str | None: ...
+    @property
+    def max_turns(self) -> int | None: ...
 
 
 class GameRandom:
@@ -56,7 +71,7 @@ class TextArenaEnvironment:
     the first one and ask the same player again, and end with the second. The example's seed determines the game.
     """
 
-    def __init__(self, config: TextArenaConfig) -> None:
+    def __init__(self, config: GameSettings) -> None:
         self.config = config
         self.agents = [*config.agents]
 
@@ -169,7 +184,7 @@ def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error!s:.300}"
 
 
-def _make_game(config: TextArenaConfig) -> Any:
+def _make_game(config: GameSettings) -> Any:
     assert config.env_id is not None
     if ":" not in config.env_id:
         return textarena.make(config.env_id, **config.environment_args)
