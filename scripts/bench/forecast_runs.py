@@ -234,10 +234,15 @@ def write_records(records: Sequence[Record], file: Path) -> None:
     known = sorted(complete, key=lambda record: record["name"])
     bests = {task: _best_end([one for one in known if one["task"] == task]) for task in TASKS}
     known = [record | {"outcome": classify(record["scores"], bests[record["task"]])} for record in known]
-    with gzip.GzipFile(file, "wb", compresslevel=9, mtime=0) as packed:
-        for record in known:
-            packed.write((json.dumps(record, separators=(",", ":")) + "\n").encode())
+    write_packed(known, file)
     print(f"{len(known)} of {len(records)} runs, {file.stat().st_size / 1e6:.2f} MB: {file}")
+
+
+def write_packed(records: Sequence[Record], file: Path) -> None:
+    """Write compressed JSON lines; the same records give the same file."""
+    with gzip.GzipFile(file, "wb", compresslevel=9, mtime=0) as packed:
+        for record in records:
+            packed.write((json.dumps(record, separators=(",", ":")) + "\n").encode())
 
 
 def classify(scores: Mapping[Any, Sequence[float]], best_end: float) -> str:
@@ -263,7 +268,7 @@ def _best_end(records: Sequence[Record]) -> float:
 
 
 def read_records(file: Path = RECORD) -> list[Record]:
-    """The recorded runs."""
+    """Return the records of a compressed file."""
     with gzip.open(file, "rt") as lines:
         return [json.loads(line) for line in lines]
 

@@ -1,7 +1,7 @@
 """Pilot runs with a recorded outcome, fit the pilot's probability that a run learns, and judge it on left-out tasks.
 
     nice python scripts/bench/pilot_outcomes.py pilot       missing pilots: about 6 s each
-    python scripts/bench/pilot_outcomes.py record           writes docs/data/pilot_outcomes.jsonl
+    python scripts/bench/pilot_outcomes.py record           writes docs/data/pilot_outcomes.jsonl.gz
     python scripts/bench/pilot_outcomes.py fit              writes src/ippo_cli/pilot/outcomes.json
     python scripts/bench/pilot_outcomes.py judge            writes the tables of docs/pilot.md
 
@@ -25,7 +25,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from forecast_jobs import Job, list_jobs
-from forecast_runs import COUNT, RECORD, read_records
+from forecast_runs import COUNT, RECORD, read_records, write_packed
 from pilots import ROOT, run_here
 
 from ippo_cli.compose.arguments import normalize_arguments
@@ -34,7 +34,7 @@ from ippo_cli.config.errors import IppoError
 from ippo_cli.pilot.size import RESPONSES, USUAL_PROMPTS
 from ippo_cli.tasks.task import response_budgets
 
-DATA = ROOT / "docs/data/pilot_outcomes.jsonl"
+DATA = ROOT / "docs/data/pilot_outcomes.jsonl.gz"
 DIGITS = 4  # significant digits of recorded numbers
 LEFT_OUT = ("examples", "seconds", "gradient_shares", "reason")  # parts of a report that are not recorded
 READ_METRICS = re.compile(
@@ -107,8 +107,7 @@ def record(file: Path) -> int:
         for pilot in _read_lines(file)
         if pilot["name"] in runs and "error" not in pilot
     ]
-    lines = [json.dumps(one, separators=(",", ":")) + "\n" for one in sorted(found, key=lambda one: one["name"])]
-    DATA.write_text("".join(lines))
+    write_packed(sorted(found, key=lambda one: one["name"]), DATA)
     print(f"{len(found)} pilots: {DATA}")
     return 0
 
@@ -130,7 +129,7 @@ def _read_lines(file: Path) -> Iterator[Record]:
 
 def read_recorded() -> list[Record]:
     """The recorded pilots with the outcomes of their runs."""
-    return list(_read_lines(DATA))
+    return read_records(DATA)
 
 
 if __name__ == "__main__":

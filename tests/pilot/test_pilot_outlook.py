@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from collections import Counter
@@ -12,8 +13,9 @@ import pytest
 
 from ippo_cli.pilot.outlook import FEATURES, WORDS, apply_table, forecast_outcomes, measure_features, read_table
 
-DATA = Path(__file__).parents[2] / "docs" / "data" / "pilot_outcomes.jsonl"
-RECORDED = [json.loads(line) for line in DATA.read_text().splitlines()]
+DATA = Path(__file__).parents[2] / "docs" / "data" / "pilot_outcomes.jsonl.gz"
+with gzip.open(DATA, "rt") as lines:
+    RECORDED = [json.loads(line) for line in lines]
 
 
 def probabilities(**values: float) -> dict[str, float]:
