@@ -77,10 +77,10 @@ def test_best_trade_matches_all_sequences_of_trades() -> None:
 
 
 def trade_optimally(game: TextGame, seed: int) -> float:
-    """Play the best score: the first agent tells what it has, the second offers the best trade; return the score."""
+    """Play the best score: the first agent states what it has, the second offers the best trade; return the score."""
     observations, _ = game.reset(seed)
-    told = re.findall(r"(\w+)\]\s+Qty: (\d+)\s+Value: (\d+)", observations["first"])
-    observations, *_ = game.step({"first": " ".join(f"{n} {value}" for _, n, value in told)})
+    listed = re.findall(r"(\w+)\]\s+Qty: (\d+)\s+Value: (\d+)", observations["first"])
+    observations, *_ = game.step({"first": " ".join(f"{n} {value}" for _, n, value in listed)})
     (message,) = (line for line in observations["second"].splitlines() if line.startswith("[Player 0]"))
     theirs = [int(number) for number in re.findall(r"\d+", message.removeprefix("[Player 0]"))]
     own = re.findall(r"(\w+)\]\s+Qty: (\d+)\s+Value: (\d+)", observations["second"])

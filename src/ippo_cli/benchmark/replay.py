@@ -73,7 +73,6 @@ def list_arm_overrides(name: str, arm: str) -> list[str]:
 
 def load_rows(name: str, arm: str, seed: int, *, is_train: bool = False) -> RowSet:
     """Load the held-out or training rows of a seed. Raises `ConfigError`."""
-    check_package(name)
     metric = BENCHMARK_TASKS[name].metric
     overrides = [*list_arm_overrides(name, arm), f"task.primary_metric={metric}", *EVERY_EVALUATION, f"seed={seed}"]
     config = load_training_config(normalize_arguments(overrides))

@@ -164,6 +164,16 @@ def list_text_overrides(
     )
 
 
+make_text_task = partial(
+    BenchmarkTask,
+    metric=JOINT,
+    rate=LOW_RATE,
+    warm_start_steps=TEXT_WARM_START,
+    long_prompts=True,
+    package=PACKAGE,
+)
+
+
 BENCHMARK_TASKS: dict[str, BenchmarkTask] = {
     "signalling": BenchmarkTask(
         about="the first agent observes one of four signals, the second acts on the first one's character",
@@ -258,7 +268,7 @@ BENCHMARK_TASKS: dict[str, BenchmarkTask] = {
         score_range=(-4.0, 0.0),
         arms=("frozen_partner", "shared_policy"),
     ),
-    "negotiation": BenchmarkTask(
+    "negotiation": make_text_task(
         about="trade five resources that are worth more to one agent than to the other; joint gain / best joint gain",
         kind=Kind.team,
         turns="1 or 2",
@@ -274,13 +284,8 @@ BENCHMARK_TASKS: dict[str, BenchmarkTask] = {
         bounds=lambda: Bounds(0.0, 1 - compute_equal_values_probability(), sources={"random": NO_DEAL}),
         score_range=(MIN_SCORE, 1.0),
         episodes=10 * BUFFER,
-        metric=JOINT,
-        rate=LOW_RATE,
-        warm_start_steps=TEXT_WARM_START,
-        long_prompts=True,
-        package=PACKAGE,
     ),
-    "ultimatum": BenchmarkTask(
+    "ultimatum": make_text_task(
         about="the first agent offers a part of ten dollars, the second accepts or rejects, twice; accepted fraction",
         kind=Kind.mixed,
         turns="2",
@@ -294,10 +299,5 @@ BENCHMARK_TASKS: dict[str, BenchmarkTask] = {
         ),
         bounds=lambda: Bounds(1 / 2, 1.0, 1.0),
         episodes=5 * BUFFER,
-        metric=JOINT,
-        rate=LOW_RATE,
-        warm_start_steps=TEXT_WARM_START,
-        long_prompts=True,
-        package=PACKAGE,
     ),
 }
